@@ -1,0 +1,56 @@
+# Each target sets up what it needs in one virtual environment, .venv; a second run starts at once.
+#
+#   make demo          train the example on the lazy device
+#   make test          run the tests, the slow ones left out
+#   make check         formatting, lint, types, architecture, documentation
+#   make ops           compare every operator of PyTorch's database with eager
+#   make bench-trace   measure what recording an operation costs
+#   make docs          write the generated pages of docs/ anew
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV ?= .venv
+PIP := $(VENV)/bin/python -m pip --disable-pip-version-check --quiet
+RUN := $(VENV)/bin/python
+CONSTRAINTS := requirements/constraints.txt
+# Build requirements are in the environment already: an isolated build would download its own.
+INSTALL := $(PIP) install --no-build-isolation --constraint $(CONSTRAINTS)
+
+.PHONY: demo test check ops bench-trace docs clean
+.DELETE_ON_ERROR:
+
+demo: $(VENV)/installed-demo
+	$(RUN) examples/digits.py
+
+test: $(VENV)/installed-test
+	$(RUN) -m pytest -m "not slow" --durations=10 $(ARGS)
+
+check: $(VENV)/installed-check $(VENV)/installed-test
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
+	$(RUN) -m pytest --quiet tests/docs
+
+ops: $(VENV)/installed-test
+	$(RUN) -m tests.ops.sweep $(ARGS)
+
+bench-trace: $(VENV)/installed-test
+	$(RUN) -m benchmarks.trace $(ARGS)
+
+docs: $(VENV)/installed-test
+	$(RUN) scripts/generate_docs.py
+
+clean:
+	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+
+$(VENV)/installed-torch: requirements/torch.txt $(CONSTRAINTS)
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install --constraint $(CONSTRAINTS) setuptools --requirement requirements/torch.txt
+	touch $@
+
+# The package is installed with each group by itself, so that the demo does not wait for the test tools.
+$(VENV)/installed-%: $(VENV)/installed-torch pyproject.toml
+	$(INSTALL) --editable ".[$*]"
+	touch $@
+
+.PRECIOUS: $(VENV)/installed-torch $(VENV)/installed-demo $(VENV)/installed-test $(VENV)/installed-check

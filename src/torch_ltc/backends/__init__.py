@@ -1,0 +1,1 @@
+"""The backends in the box. Strangers to each other."""

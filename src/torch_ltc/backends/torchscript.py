@@ -1,0 +1,212 @@
+"""The TorchScript backend, the default: the whole program as one TorchScript function.
+
+TorchScript takes views, in-place calls, lists and run-time numbers as they are, and runs them without the interpreter lock.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from torch_ltc.errors import CompileError
+from torch_ltc.lowering.interface import Arguments, Backend, Computation, Outcome
+from torch_ltc.program.instruction import (
+    Call,
+    DeviceGenerator,
+    PhysicalDevice,
+    Program,
+    Return,
+    ReturnKind,
+    Scalar,
+    Value,
+)
+
+_TENSOR = torch._C.TensorType.get()
+_SCALAR_TYPES = {
+    int: torch._C.IntType.get(),
+    float: torch._C.FloatType.get(),
+    bool: torch._C.BoolType.get(),
+    complex: torch._C.ComplexType.get(),
+}
+
+
+class TorchScriptBackend(Backend):
+    """Lowers a program to a TorchScript graph, call by call."""
+
+    name = "torchscript"
+
+    def compile(self, program: Program, device: torch.device) -> Computation:
+        """A TorchScript function for the program."""
+        lowering = _Lowering(program, device)
+        try:
+            graph = lowering.lower()
+            graph.lint()
+            function = torch._C._create_function_from_graph("program", graph)
+        except (RuntimeError, ValueError, TypeError) as error:
+            call = lowering.current
+            where = f" at {call.name}" if call is not None else ""
+            raise CompileError(
+                f"TorchScript cannot take program {program.identity}{where}: {str(error).splitlines()[0]}",
+                source=str(call.source) if call is not None else None,
+            ) from error
+        return ScriptComputation(program, graph, function)
+
+
+class ScriptComputation(Computation):
+    """A compiled function and what it expects."""
+
+    def __init__(self, program: Program, graph: Any, function: Any) -> None:
+        self._program = program
+        self._graph = graph
+        self._function = function
+        self._draws = program.random
+
+    def run(self, arguments: Arguments) -> Outcome:
+        """Call the function. A failure raises: which calls ran before it is not known."""
+        given = [*arguments.inputs, *arguments.scalars]
+        if self._draws:
+            given.append(arguments.generator)
+        # Without this the executor profiles the first runs and then specialises: pauses that the user would see.
+        with torch.jit.optimized_execution(False):
+            out = self._function(*given)
+        return Outcome(list(out))
+
+    def to_string(self) -> str:
+        """The graph's own text."""
+        return str(self._graph)
+
+
+class _Lowering:
+    """Builds the graph of one program."""
+
+    def __init__(self, program: Program, device: torch.device) -> None:
+        self._program = program
+        self._device = device
+        self._graph = torch._C.Graph()
+        self._values: dict[int, Any] = {}
+        self._scalars: dict[int, Any] = {}
+        self._generator: Any = None
+        self.current: Call | None = None
+
+    def lower(self) -> Any:
+        """The finished graph."""
+        self._add_parameters()
+        for call in self._program.calls:
+            self.current = call
+            self._lower_call(call)
+        self.current = None
+        outputs = [self._values[n] for n in self._program.outputs]
+        self._graph.registerOutput(self._insert("prim::TupleConstruct", outputs, _tuple_type(len(outputs))))
+        return self._graph
+
+    def _add_parameters(self) -> None:
+        for instruction in self._program.inputs:
+            value = self._graph.addInput(f"p{instruction.number}")
+            value.setType(_TENSOR)
+            self._values[instruction.number] = value
+        types: dict[int, type] = {}
+        for call in self._program.calls:
+            for operand in (*call.args, *call.kwargs.values()):
+                for item in operand if isinstance(operand, tuple) else (operand,):
+                    if isinstance(item, Scalar):
+                        types[item.slot] = item.type
+        for slot in range(self._program.scalars):
+            value = self._graph.addInput(f"s{slot}")
+            value.setType(_SCALAR_TYPES[types[slot]])
+            self._scalars[slot] = value
+        if self._program.random:
+            self._generator = self._graph.addInput("generator")
+            self._generator.setType(torch._C._GeneratorType.get())
+
+    def _insert(self, kind: str, inputs: list[Any], *types: Any) -> Any:
+        node = self._graph.create(kind, inputs, len(types))
+        self._graph.insertNode(node)
+        if kind.startswith("aten::") and node.schema() == "(no schema)":
+            raise ValueError(f"no TorchScript operator {kind} takes ({', '.join(str(i.type()) for i in inputs)})")
+        outputs = list(node.outputs())
+        for output, declared in zip(outputs, types, strict=True):
+            output.setType(declared)
+        return outputs[0] if len(outputs) == 1 else outputs
+
+    def _lower_call(self, call: Call) -> None:
+        schema = call.op._schema
+        given = [*call.args, *call.kwargs.values()]
+        inputs = [self._operand(value, declared) for value, declared in zip(given, schema.arguments, strict=True)]
+        types = [declared.type for declared in schema.returns]
+        out = self._insert(schema.name, inputs, *types)
+        outputs = [] if not types else [out] if len(types) == 1 else out
+        position = 0
+        for declared, value in zip(call.returns, outputs, strict=True):
+            if isinstance(declared, tuple):
+                unpacked = self._insert("prim::ListUnpack", [value], *([_TENSOR] * len(declared)))
+                parts = [unpacked] if len(declared) == 1 else unpacked if declared else []
+                for item, part in zip(declared, parts, strict=True):
+                    self._bind(call, position, item, part)
+                    position += 1
+            else:
+                self._bind(call, position, declared, value)
+                position += 1
+
+    def _bind(self, call: Call, position: int, item: Return, value: Any) -> None:
+        number = call.numbers[position]
+        if number < 0:
+            return
+        if item.kind is ReturnKind.FRESH and position in (call.layout.copied or ()):
+            value = self._laid_out(item, value)
+        self._values[number] = value
+
+    def _laid_out(self, item: Return, value: Any) -> Any:
+        spec = item.spec
+        assert spec is not None
+        constants = [[spec.extent()], spec.dtype, None, self._device, None, None]
+        base = self._insert("aten::empty", [self._constant(c) for c in constants], _TENSOR)
+        geometry = [self._constant(c) for c in (list(spec.size), list(spec.stride), spec.offset)]
+        view = self._insert("aten::as_strided", [base, *geometry], _TENSOR)
+        return self._insert("aten::copy_", [view, value, self._constant(False)], _TENSOR)
+
+    def _operand(self, operand: Any, declared: Any) -> Any:
+        if isinstance(operand, Value):
+            return self._values[operand.number]
+        if isinstance(operand, Scalar):
+            # In a tensor's place too: TorchScript has overloads that take a number there.
+            return self._scalars[operand.slot]
+        if isinstance(operand, DeviceGenerator):
+            return self._generator
+        if isinstance(operand, PhysicalDevice):
+            return self._constant(self._device)
+        if isinstance(operand, tuple):
+            return self._sequence(operand, declared)
+        return self._constant(operand)
+
+    def _sequence(self, operand: tuple[Any, ...], declared: Any) -> Any:
+        if any(isinstance(item, (Value, Scalar)) for item in operand) or "Tensor" in str(declared.type):
+            kind = str(declared.type)
+            element: Any = torch._C.OptionalType.ofTensor() if "Optional[Tensor]" in kind else _TENSOR
+            if any(isinstance(item, Scalar) for item in operand):
+                element = next(_SCALAR_TYPES[i.type] for i in operand if isinstance(i, Scalar))
+            items = [self._operand(item, declared) for item in operand]
+            return self._insert("prim::ListConstruct", items, torch._C.ListType(element))
+        if not operand:
+            element = declared.type
+            while isinstance(element, torch._C.OptionalType):
+                element = element.getElementType()
+            return self._insert("prim::ListConstruct", [], element)
+        return self._constant(list(operand))
+
+    def _constant(self, value: object) -> Any:
+        if isinstance(value, torch.memory_format):
+            value = _MEMORY_FORMATS[value]
+        return self._graph.insertConstant(value)
+
+
+def _tuple_type(length: int) -> Any:
+    return torch._C.TupleType([_TENSOR] * length)
+
+
+_MEMORY_FORMATS = {
+    torch.contiguous_format: 0,
+    torch.preserve_format: 1,
+    torch.channels_last: 2,
+    torch.channels_last_3d: 3,
+}

@@ -1,0 +1,349 @@
+"""The settings: typed, documented, validated on assignment, and the only reader of the environment.
+
+Settings are plain attributes of one object, `settings`, because recording reads some of them for every operation. What
+each may hold stands in one table (`SETTINGS`), from which validation, `describe()` and the documentation are made.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
+from functools import lru_cache
+from typing import Literal
+
+from torch_ltc.errors import SettingError
+
+__all__ = [
+    "SETTINGS",
+    "Origin",
+    "Setting",
+    "Settings",
+    "forced_fallback_ops",
+    "get_force_fallback",
+    "set_force_fallback",
+    "set_reuse_ir",
+    "settings",
+]
+
+Value = str | int | bool
+
+_TRUE_WORDS = frozenset({"1", "true", "yes", "on"})
+_FALSE_WORDS = frozenset({"0", "false", "no", "off", ""})
+
+
+class Origin(Enum):
+    """Where the value of a setting came from."""
+
+    DEFAULT = "default"  # nobody chose: the value in the table
+    ENVIRONMENT = "env"  # the environment variable, when the package was imported
+    CODE = "code"  # assigned by the program, or by a scope that is open
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What one setting may hold, and what it is for."""
+
+    name: str
+    default: Value
+    variable: str
+    doc: str
+    choices: tuple[str, ...] = ()
+    minimum: int | None = None
+    # How the text of the environment variable is read, where it is not the plain form of the value.
+    read: Callable[[str], Value] | None = None
+
+    def allowed(self) -> str:
+        """What the setting may hold, in words."""
+        if self.choices:
+            return "one of " + ", ".join(repr(choice) for choice in self.choices)
+        if isinstance(self.default, bool):
+            return "True or False"
+        if isinstance(self.default, int):
+            return "an integer" if self.minimum is None else f"an integer of at least {self.minimum}"
+        return "a string"
+
+    def accepts(self, value: object) -> bool:
+        """Whether the setting may hold `value`."""
+        # bool is a subclass of int: a flag is no count, and a count is no flag.
+        if type(value) is not type(self.default):
+            return False
+        if isinstance(value, int) and self.minimum is not None:
+            return value >= self.minimum
+        return not self.choices or value in self.choices
+
+    def parse(self, text: str) -> Value:
+        """The value that the environment variable's `text` stands for; raises SettingError when it is none."""
+        value = self._parse_plain(text) if self.read is None else self.read(text)
+        if not self.accepts(value):
+            raise SettingError(
+                f"the environment variable {self.variable} holds {text!r}, which the setting '{self.name}' cannot be",
+                hint=f"set {self.variable} to {self._allowed_text()}, or unset it",
+            )
+        return value
+
+    def _parse_plain(self, text: str) -> Value:
+        if isinstance(self.default, bool):
+            return _read_flag(text, otherwise=text)
+        if isinstance(self.default, int):
+            try:
+                return int(text)
+            except ValueError:
+                return text
+        return text
+
+    def _allowed_text(self) -> str:
+        if self.read is not None or isinstance(self.default, bool):
+            return "1 or 0"
+        return self.allowed()
+
+
+def _read_flag(text: str, otherwise: Value) -> Value:
+    word = text.strip().lower()
+    if word in _TRUE_WORDS:
+        return True
+    return False if word in _FALSE_WORDS else otherwise
+
+
+def _read_cuda_flag(text: str) -> Value:
+    flag = _read_flag(text, otherwise=text)
+    return flag if isinstance(flag, str) else ("cuda" if flag else "cpu")
+
+
+SETTINGS: Mapping[str, Setting] = {
+    setting.name: setting
+    for setting in (
+        Setting(
+            "backend",
+            "torchscript",
+            "LTC_BACKEND",
+            "The backend that compiles hot programs: 'interpreter' or 'torchscript'.",
+        ),
+        Setting(
+            "device_type",
+            "cpu",
+            "LTC_TS_CUDA",
+            "The physical device that programs run on; LTC_TS_CUDA=1 means 'cuda'.",
+            choices=("cpu", "cuda"),
+            read=_read_cuda_flag,
+        ),
+        Setting(
+            "device_ordinal",
+            0,
+            "LTC_DEVICE_ORDINAL",
+            "The index of the physical device among those of its type.",
+            minimum=0,
+        ),
+        Setting(
+            "fallback",
+            "warn",
+            "LTC_FALLBACK",
+            "What to do when an operation must run eagerly: 'allow', 'warn' once per operation, or raise an 'error'.",
+            choices=("allow", "warn", "error"),
+        ),
+        Setting(
+            "force_fallback",
+            "",
+            "LTC_FORCE_FALLBACK",
+            "Operations that always run eagerly, as 'aten::add', several separated by ','.",
+        ),
+        Setting(
+            "sync_after_optimizer",
+            True,
+            "LTC_SYNC_AFTER_OPTIMIZER",
+            "Whether optimizer.step() ends with a sync, so that a training step is one program.",
+        ),
+        Setting(
+            "pending_bound",
+            100_000,
+            "LTC_PENDING_BOUND",
+            "The number of pending instructions at which a sync happens by itself.",
+            minimum=1,
+        ),
+        Setting(
+            "tree_bound",
+            1_000_000,
+            "LTC_TREE_BOUND",
+            "The most nodes that the prefix tree keeps before it is pruned.",
+            minimum=1,
+        ),
+        Setting(
+            "executables_bound",
+            1024,
+            "LTC_EXECUTABLES_BOUND",
+            "The most compiled programs that are kept; the least recently used one goes first.",
+            minimum=1,
+        ),
+        Setting(
+            "hot_after",
+            2,
+            "LTC_HOT_AFTER",
+            "The sight of a program at which the backend compiles it; the interpreter runs it before that.",
+            minimum=2,
+        ),
+        Setting(
+            "queue_bound",
+            8,
+            "LTC_QUEUE_BOUND",
+            "The number of programs queued but not yet run at which sync() waits.",
+            minimum=1,
+        ),
+        Setting(
+            "closure_queue_bound",
+            100,
+            "LTC_MAX_ASYNC_QUEUE",
+            "The number of asynchronous step closures queued but not yet run at which adding one waits.",
+            minimum=1,
+        ),
+        Setting(
+            "save_tensors_file",
+            "",
+            "LTC_SAVE_TENSORS_FILE",
+            "A file to which the text of every synced program is appended; empty for none.",
+        ),
+        Setting(
+            "save_tensors_format",
+            "text",
+            "LTC_SAVE_TENSORS_FMT",
+            "The form in which save_tensors_file is written.",
+            choices=("text", "dot", "backend"),
+        ),
+    )
+}
+
+
+class Settings:
+    """All settings as attributes: reading one is a plain attribute read, assigning one validates it.
+
+    Shared by all threads: a change, also one made by `scope`, is seen by every thread at its next read.
+    """
+
+    backend: str
+    device_type: Literal["cpu", "cuda"]
+    device_ordinal: int
+    fallback: Literal["allow", "warn", "error"]
+    force_fallback: str
+    sync_after_optimizer: bool
+    pending_bound: int
+    tree_bound: int
+    executables_bound: int
+    hot_after: int
+    queue_bound: int
+    closure_queue_bound: int
+    save_tensors_file: str
+    save_tensors_format: Literal["text", "dot", "backend"]
+
+    _origins: dict[str, Origin]
+
+    def __init__(self) -> None:
+        """Read the environment; raises SettingError when a variable holds a value that cannot be."""
+        object.__setattr__(self, "_origins", {})
+        self.reload_environment()
+
+    def __setattr__(self, name: str, value: object) -> None:
+        self._check(name, value)
+        self._put(name, value, Origin.CODE)
+
+    def __delattr__(self, name: str) -> None:
+        setting = _find(name)
+        raise SettingError(f"the setting '{name}' cannot be deleted", hint=f"assign its default, {setting.default!r}")
+
+    def names(self) -> tuple[str, ...]:
+        """The names of all settings, in the order of the table."""
+        return tuple(SETTINGS)
+
+    def origin(self, name: str) -> Origin:
+        """Where the present value of the setting `name` came from."""
+        return self._origins[_find(name).name]
+
+    @contextmanager
+    def scope(self, **changes: Value) -> Iterator["Settings"]:
+        """Give settings other values inside a `with` block, and what they had before on leaving it.
+
+        All changes are checked before the first is made. Assignments made inside the block to the same settings end
+        with it too.
+        """
+        for name, value in changes.items():
+            self._check(name, value)
+        before = [(name, getattr(self, name), self._origins[name]) for name in changes]
+        try:
+            for name, value in changes.items():
+                self._put(name, value, Origin.CODE)
+            yield self
+        finally:
+            for name, value, origin in before:
+                self._put(name, value, origin)
+
+    def reload_environment(self) -> None:
+        """Forget every assignment: each setting takes its environment variable, or else its default."""
+        values: list[tuple[str, Value, Origin]] = []
+        for name, setting in SETTINGS.items():
+            text = os.environ.get(setting.variable)
+            if text is None:
+                values.append((name, setting.default, Origin.DEFAULT))
+            else:
+                values.append((name, setting.parse(text), Origin.ENVIRONMENT))
+        for name, value, origin in values:
+            self._put(name, value, origin)
+
+    def describe(self) -> str:
+        """A table of all settings: name, value, where it came from, environment variable, what it means."""
+        rows = [("setting", "value", "from", "variable", "meaning")]
+        rows += [
+            (name, repr(getattr(self, name)), self._origins[name].value, setting.variable, setting.doc)
+            for name, setting in SETTINGS.items()
+        ]
+        widths = [max(len(row[column]) for row in rows) for column in range(4)]
+        return "\n".join("  ".join([*(cell.ljust(width) for cell, width in zip(row, widths)), row[4]]) for row in rows)
+
+    def __repr__(self) -> str:
+        chosen = [name for name in SETTINGS if self._origins[name] is not Origin.DEFAULT]
+        return f"Settings({', '.join(f'{name}={getattr(self, name)!r}' for name in chosen)})"
+
+    def _check(self, name: str, value: object) -> None:
+        setting = _find(name)
+        if not setting.accepts(value):
+            raise SettingError(f"the setting '{name}' cannot be {value!r}", hint=f"give it {setting.allowed()}")
+
+    def _put(self, name: str, value: object, origin: Origin) -> None:
+        object.__setattr__(self, name, value)
+        self._origins[name] = origin
+
+
+def _find(name: str) -> Setting:
+    setting = SETTINGS.get(name)
+    if setting is None:
+        raise SettingError(f"there is no setting '{name}'", hint="one of " + ", ".join(SETTINGS))
+    return setting
+
+
+settings = Settings()
+
+
+@lru_cache(maxsize=16)
+def _split_ops(text: str) -> frozenset[str]:
+    return frozenset(word.strip() for word in text.split(",") if word.strip())
+
+
+def forced_fallback_ops() -> frozenset[str]:
+    """The operations that `force_fallback` names, split."""
+    return _split_ops(settings.force_fallback)
+
+
+def get_force_fallback() -> str:
+    """The operations that always run eagerly, as the setting `force_fallback` holds them."""
+    return settings.force_fallback
+
+
+def set_force_fallback(configval: str) -> None:
+    """Name the operations that always run eagerly, as "aten::add", several separated by ','; "" for none."""
+    settings.force_fallback = configval
+
+
+def set_reuse_ir(val: bool) -> None:
+    """Accepted and without effect: what was recorded before is always reused, by the prefix tree.
+
+    Kept so that scripts written for `torch._lazy.config` run; there is nothing to switch off, because reuse compares
+    every instruction in full.
+    """
+    del val

@@ -1,0 +1,1 @@
+"""Where PyTorch meets the runtime: the device, its kernels, copies, views, fallbacks, serialization."""

@@ -1,0 +1,82 @@
+"""Operators that PyTorch composes differently for the CPU than for other devices.
+
+CPU eager is the oracle, to the bit: what the CPU computes with one fused kernel, or in another order, is recorded that way
+here too. On another physical device PyTorch's own composition is kept.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from torch_ltc.config import settings
+from torch_ltc.device.kernels import Kernel
+from torch_ltc.program.spec import Spec, spec_of
+
+aten = torch.ops.aten
+_FLASH = 1
+_choices: dict[Any, int] = {}
+
+
+def _stand_in(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    if tensor is None:
+        return None
+    spec = spec_of(tensor)
+    made = torch.empty_strided(spec.size, spec.stride, dtype=spec.dtype)
+    return made.requires_grad_(tensor.requires_grad) if tensor.requires_grad else made
+
+
+def _attention_choice(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+) -> int:
+    """Which attention kernel CPU eager would choose for tensors of this geometry."""
+    tensors = (query, key, value, mask)
+    specs: list[tuple[Spec, bool] | None] = [None if t is None else (spec_of(t), t.requires_grad) for t in tensors]
+    enabled = (torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.math_sdp_enabled(), torch.is_grad_enabled())
+    known = (*specs, dropout_p, is_causal, scale, enable_gqa, enabled)
+    choice = _choices.get(known)
+    if choice is None:
+        made = [_stand_in(t) for t in tensors]
+        choice = int(
+            torch._fused_sdp_choice(*made, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)  # type: ignore[arg-type]
+        )
+        _choices[known] = choice
+    return choice
+
+
+def scaled_dot_product_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """`aten::scaled_dot_product_attention`: CPU eager's fused kernel where it would take it, else the plain formula."""
+    mask = attn_mask
+    if mask is not None and mask.dtype is torch.bool:
+        mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(mask.logical_not(), float("-inf"))
+    if settings.device_type == "cpu":
+        choice = _attention_choice(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa)
+        if choice == _FLASH:
+            fused = aten._scaled_dot_product_flash_attention_for_cpu
+            out: torch.Tensor = fused(query, key, value, dropout_p, is_causal, attn_mask=mask, scale=scale)[0]
+            return out
+    math = aten._scaled_dot_product_attention_math
+    result: torch.Tensor = math(query, key, value, mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa)[0]
+    return result
+
+
+KERNELS: dict[str, Kernel] = {}
+COMPOSITES: dict[str, Kernel] = {"aten::scaled_dot_product_attention": scaled_dot_product_attention}

@@ -1,0 +1,174 @@
+"""Empty tensors, copies between devices, and reading single numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from torch_ltc.config import settings
+from torch_ltc.device.kernels import record
+from torch_ltc.device.registration import composite
+from torch_ltc.device.tensors import empty_tensor, wrap_physical
+from torch_ltc.errors import DeviceMismatchError
+from torch_ltc.program.operator import Operator
+from torch_ltc.program.spec import spec_of
+from torch_ltc.runtime.buffer import buffer_of
+from torch_ltc.runtime.memory import memory
+from torch_ltc.runtime.recorder import recorder
+from torch_ltc.runtime.sync import physical_device, read
+
+aten = torch.ops.aten
+_COPY = Operator(aten.copy_.default)
+_TO_COPY = Operator(aten._to_copy.default)
+
+
+def check_device(device: torch.device | None) -> None:
+    """Raise unless this is the one device there is."""
+    if device is not None and device.index not in (None, 0):
+        raise DeviceMismatchError(
+            f"there is no device {device}: torch_ltc has one device, ltc:0", hint="use device='ltc'"
+        )
+
+
+def empty(
+    size: Any,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+    memory_format: torch.memory_format | None = None,
+) -> torch.Tensor:
+    """Kernel of `aten::empty.memory_format`."""
+    check_device(device)
+    _check_layout(layout)
+    kind = torch.get_default_dtype() if dtype is None else dtype
+    stride = None
+    if memory_format in (torch.channels_last, torch.channels_last_3d):
+        stride = torch.empty(size, dtype=kind, device="meta", memory_format=memory_format).stride()
+    return empty_tensor(_checked_size(size), stride, kind)
+
+
+def empty_strided(
+    size: Any,
+    stride: Any,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> torch.Tensor:
+    """Kernel of `aten::empty_strided`."""
+    check_device(device)
+    _check_layout(layout)
+    return empty_tensor(_checked_size(size), tuple(stride), torch.get_default_dtype() if dtype is None else dtype)
+
+
+def _checked_size(size: Any) -> tuple[int, ...]:
+    if any(length < 0 for length in size):
+        raise RuntimeError(f"Trying to create tensor with negative dimension {min(size)}: {list(size)}")
+    return tuple(size)
+
+
+def _check_layout(layout: torch.layout | None) -> None:
+    if layout not in (None, torch.strided):
+        raise NotImplementedError(f"the ltc device holds strided tensors only, not {layout}")
+
+
+def copy_(target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    """Kernel of `aten::copy_`: device to device is recorded, to the device is an upload, from it a read."""
+    if target.device.type != "ltc":
+        read(source, lambda real: target.copy_(real), "copy")
+        return target
+    if not isinstance(source, torch.Tensor):
+        return target.fill_(source)
+    if source.device.type == "ltc":
+        record(_COPY, (target, source, False))
+        return target
+    with recorder.lock:
+        if not _adopt_whole(target, source):
+            uploaded = _uploaded(source)
+            record(_COPY, (target, uploaded, False))
+    return target
+
+
+def _adopt_whole(target: torch.Tensor, source: torch.Tensor) -> bool:
+    """Give a tensor that nobody has written to its contents directly; nothing is recorded. False when that is not right."""
+    buffer, spec = buffer_of(target), spec_of(target)
+    if buffer.number >= 0 or buffer.data is not None or buffer.spec is not spec or not spec.covers_storage():
+        return False
+    data = torch.empty_strided(spec.size, spec.stride, dtype=spec.dtype, device=physical_device())
+    with torch.no_grad():
+        data.copy_(source)
+    buffer.data = data
+    memory.hold(buffer)
+    return True
+
+
+def _uploaded(
+    source: torch.Tensor, dtype: torch.dtype | None = None, memory_format: torch.memory_format | None = None
+) -> torch.Tensor:
+    """A device tensor with a copy of a tensor of another device, made now."""
+    data = aten._to_copy.default(source, dtype=dtype, device=physical_device(), memory_format=memory_format)
+    return wrap_physical(data, spec_of(data))
+
+
+def copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    """Kernel of `aten::_copy_from`, by which other devices' kernels hand a copy to this one."""
+    return copy_(target, source, non_blocking)
+
+
+def copy_from_and_resize(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Kernel of `aten::_copy_from_and_resize`."""
+    target.resize_(source.size())
+    return copy_(target, source)
+
+
+def to_copy(
+    source: torch.Tensor,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+    non_blocking: bool = False,
+    memory_format: torch.memory_format | None = None,
+) -> torch.Tensor:
+    """Kernel of `aten::_to_copy`."""
+    if device is None or device.type == "ltc":
+        check_device(device)
+        if layout not in (None, torch.strided):
+            result: torch.Tensor = composite(aten._to_copy.default, source, dtype=dtype, layout=layout)
+            return result
+        if source.device.type != "ltc":
+            return _uploaded(source, dtype, memory_format)
+        given = (source, dtype, None, None, None, False, memory_format)
+        recorded: torch.Tensor = record(_TO_COPY, given)
+        return recorded
+    options: dict[str, Any] = {"dtype": dtype, "device": device, "memory_format": memory_format}
+    return read(source, lambda real: aten._to_copy.default(real, **options), "copy")
+
+
+def local_scalar_dense(source: torch.Tensor) -> Any:
+    """Kernel of `aten::_local_scalar_dense`: the value of a one-element tensor."""
+    return read(source, lambda real: aten._local_scalar_dense.default(real), "item")
+
+
+def pin_memory(source: torch.Tensor, device: torch.device | None = None) -> torch.Tensor:
+    """`aten::_pin_memory` for CPU tensors: host memory that the physical device copies from without a detour."""
+    if settings.device_type == "cpu":
+        return source.clone()
+    pinned: torch.Tensor = composite(aten._pin_memory.default, source, torch.device(settings.device_type))
+    return pinned
+
+
+KERNELS = {
+    "aten::empty.memory_format": empty,
+    "aten::empty_strided": empty_strided,
+    "aten::copy_": copy_,
+    "aten::_copy_from": copy_from,
+    "aten::_copy_from_and_resize": copy_from_and_resize,
+    "aten::_to_copy": to_copy,
+    "aten::_local_scalar_dense": local_scalar_dense,
+}

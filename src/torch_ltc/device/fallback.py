@@ -1,0 +1,114 @@
+"""Calls that cannot be recorded run eagerly on the physical device, after a sync, and say so.
+
+Data-dependent results, operators without a meta kernel, sparse and nested layouts come here. Every tensor result, in lists
+too, comes back as a device tensor; results that are not plain strided tensors stay on the physical device.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from torch_ltc.config import settings
+from torch_ltc.device.registration import alias
+from torch_ltc.device.tensors import wrap_physical
+from torch_ltc.errors import FallbackError, FallbackWarning, LtcError
+from torch_ltc.events import FallbackEvent, SyncReason, emit
+from torch_ltc.program.operator import Kind, Operator
+from torch_ltc.program.source import current_source
+from torch_ltc.program.spec import spec_of
+from torch_ltc.runtime.buffer import buffer_of
+from torch_ltc.runtime.executor import executor
+from torch_ltc.runtime.random import device_random
+from torch_ltc.runtime.recorder import recorder
+from torch_ltc.runtime.sync import cut, physical, physical_device
+
+_warned: set[str] = set()
+# Reading a value is what `_local_scalar_dense` is for: a sync, but nothing to warn about.
+
+
+def is_lazy(value: object) -> bool:
+    """True for a tensor of the device."""
+    return isinstance(value, torch.Tensor) and value.device.type == "ltc"
+
+
+def reset_warnings() -> None:
+    """Warn again about every operator."""
+    _warned.clear()
+
+
+def run_eagerly(operator: Operator, values: tuple[Any, ...], reason: str) -> Any:
+    """Run the call now, on the physical device."""
+    source = current_source(2)
+    if settings.fallback == "error":
+        raise FallbackError(
+            f"{operator.name} cannot be recorded: {reason}", source=str(source), hint='settings.fallback = "warn"'
+        )
+    if settings.fallback == "warn" and operator.name not in _warned:
+        _warned.add(operator.name)
+        warnings.warn(
+            f"{operator.name} runs eagerly after a sync, because {reason}\n  called at {source}",
+            FallbackWarning,
+            stacklevel=3,
+        )
+    began = time.perf_counter()
+    result = _run(operator, values)
+    emit(FallbackEvent(operator.name, reason, str(source), time.perf_counter() - began))
+    return result
+
+
+def _run(operator: Operator, values: tuple[Any, ...]) -> Any:
+    leaves, structure = pytree.tree_flatten(list(values))
+    lazy = {i: (buffer_of(leaf), spec_of(leaf)) for i, leaf in enumerate(leaves) if is_lazy(leaf)}
+    device = physical_device()
+
+    def work() -> tuple[Any, dict[int, torch.Tensor]]:
+        real = {i: physical(buffer, spec) for i, (buffer, spec) in lazy.items()}
+        given = [real.get(i, device if _names_device(leaf) else leaf) for i, leaf in enumerate(leaves)]
+        filled = pytree.tree_unflatten(given, structure)
+        if operator.random and filled[operator.generator_position] is None:
+            filled[operator.generator_position] = device_random.generator
+        split = operator.positional
+        kwargs = {a.name: v for a, v in zip(operator.arguments[split:], filled[split:], strict=True)}
+        if any(a.kind is Kind.DROPPED for a in operator.arguments):
+            kwargs["pin_memory"] = None
+        return operator.op(*filled[:split], **kwargs), real
+
+    with recorder.lock:
+        cut(SyncReason.FALLBACK)
+        future = executor.submit(work)
+    try:
+        out, real = future.result()
+    except LtcError as error:
+        executor.forget(error)
+        raise
+    owners = {tensor.untyped_storage()._cdata: (leaves[i], tensor) for i, tensor in real.items()}
+    for i, tensor in real.items():
+        _adopt_geometry(leaves[i], tensor)
+    return pytree.tree_map(lambda item: _wrap(item, owners), out)
+
+
+def _names_device(leaf: object) -> bool:
+    return isinstance(leaf, torch.device) and leaf.type == "ltc"
+
+
+def _adopt_geometry(lazy: torch.Tensor, real: torch.Tensor) -> None:
+    """An in-place or out call may have changed the sizes of its target."""
+    if lazy.size() != real.size() or lazy.stride() != real.stride():
+        lazy.data = alias(lazy, tuple(real.size()), real.stride(), real.storage_offset())
+
+
+def _wrap(item: Any, owners: dict[int, tuple[torch.Tensor, torch.Tensor]]) -> Any:
+    if not isinstance(item, torch.Tensor) or item.layout is not torch.strided or item.is_quantized:
+        return item
+    owner = owners.get(item.untyped_storage()._cdata)
+    if owner is None:
+        return wrap_physical(item, spec_of(item))
+    lazy, real = owner
+    if item is real:
+        return lazy
+    return alias(lazy, tuple(item.size()), item.stride(), item.storage_offset())

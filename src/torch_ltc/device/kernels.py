@@ -1,0 +1,245 @@
+"""Recording kernels, one per operator overload, made from its schema.
+
+A kernel is a stub until it is first called. Then source text is made for its schema, with no loop over arguments in it, and
+the stub's code object is replaced: from the second call on, the dispatcher runs the specialised code directly.
+
+What a specialised kernel does, for a call with one fresh result:
+  1. look up each tensor's value number (an attribute; the recorder's slow path when it is missing or stale),
+  2. compare the key (operator, numbers, static arguments) with the tree child that came next last time,
+  3. make the result tensor from the geometry kept on that child.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import CodeType, FunctionType
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from torch_ltc.config import settings
+from torch_ltc.device.fallback import run_eagerly
+from torch_ltc.device.registration import alias, create_empty_tensor, refuse_data_pointer
+from torch_ltc.device.tensors import make_results
+from torch_ltc.program.infer import CannotInfer
+from torch_ltc.program.operator import Argument, Kind, Operator
+from torch_ltc.runtime.buffer import Buffer, storage_of
+from torch_ltc.runtime.recorder import freeze, recorder
+
+Kernel = Callable[..., Any]
+
+
+def record(operator: Operator, values: tuple[Any, ...]) -> Any:
+    """Record one call the general way. Runs it eagerly when it cannot be recorded."""
+    try:
+        with recorder.lock:
+            key = recorder.key_of(operator, values)
+            child = recorder.node.next
+            if child.key != key:
+                child = recorder.advance(key, operator, values)
+            return finish(child, operator, values)
+    except CannotInfer as reason:
+        return run_eagerly(operator, values, str(reason))
+
+
+def finish(child: Any, operator: Operator, values: tuple[Any, ...]) -> Any:
+    """Step to `child` and make whatever the call returns."""
+    numbers = recorder.numbers
+    if numbers:
+        recorder.recheck(child, operator, values)
+        recorder.scalars.extend(numbers)
+        numbers.clear()
+    recorder.node = child
+    if operator.random:
+        recorder.random = True
+    return make_results(child, operator, values)
+
+
+def _namespace(operator: Operator) -> dict[str, Any]:
+    return {
+        "operator": operator,
+        "recorder": recorder,
+        "lock": recorder.lock,
+        "operand": recorder.operand,
+        "scalar": recorder.scalar,
+        "finish": finish,
+        "create": create_empty_tensor,
+        "refuse": refuse_data_pointer,
+        "alias": alias,
+        "storage_of": storage_of,
+        "Buffer": Buffer,
+        "freeze": freeze,
+        "CannotInfer": CannotInfer,
+        "run_eagerly": run_eagerly,
+    }
+
+
+def make_kernel(op: OpOverload) -> Kernel:
+    """The kernel to register for `op`: a stub that specialises itself when it is first called."""
+    operator = Operator(op)
+    if operator.dynamic:
+        return _eager_kernel(operator, "its result's shape depends on data")
+    if operator.random:
+        raise ValueError(f"{operator.name} takes a generator: see device/random_ops.py")
+
+    def specialise(*args: Any, **kwargs: Any) -> Any:
+        code = compile_kernel(operator)
+        template: dict[str, Any] = {}
+        exec(code, template)
+        made: FunctionType = template["kernel"]
+        stub.__kwdefaults__ = made.__kwdefaults__
+        stub.__defaults__ = made.__defaults__
+        stub.__code__ = made.__code__
+        return stub(*args, **kwargs)
+
+    namespace = _namespace(operator)
+    namespace["specialise"] = specialise
+    namespace["DEFAULTS"] = tuple(a.default for a in operator.arguments)
+    stub = FunctionType(_STUB, namespace, operator.name)
+    return stub
+
+
+def _stub(*args: Any, **kwargs: Any) -> Any:
+    return specialise(*args, **kwargs)  # type: ignore[name-defined]  # noqa: F821
+
+
+_STUB = _stub.__code__
+
+
+def _eager_kernel(operator: Operator, reason: str) -> Kernel:
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        return run_eagerly(operator, operator.values(args, kwargs), reason)
+
+    return kernel
+
+
+def general_kernel(operator: Operator) -> Kernel:
+    """A kernel that records the general way, for operators with something special about them."""
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        return record(operator, operator.values(args, kwargs))
+
+    return kernel
+
+
+# ---- source text --------------------------------------------------------------------------------------------------
+
+
+def compile_kernel(operator: Operator) -> CodeType:
+    """Code of a module that defines `kernel` for this operator's schema."""
+    return compile(kernel_source(operator), f"<torch_ltc kernel {operator.name}>", "exec")
+
+
+def kernel_source(operator: Operator) -> str:
+    """Source text of the specialised kernel."""
+    lines = [f"def kernel({_signature(operator)}):", "    try:", "        with lock:", "            base = recorder.base"]
+    parts = []
+    for index, argument in enumerate(operator.arguments):
+        part = _argument_lines(argument, f"k{index}", lines)
+        if part:
+            parts.append(part)
+    values = "(" + "".join(f"{_name(a)}, " for a in operator.arguments) + ")"
+    lines += [
+        f"            key = (operator, {''.join(part + ', ' for part in parts)})",
+        "            child = recorder.node.next",
+        "            if child.key != key:",
+        f"                child = recorder.advance(key, operator, {values})",
+    ]
+    lines += _result_lines(operator, values)
+    lines += [
+        "    except CannotInfer as reason:",
+        f"        return run_eagerly(operator, {values}, str(reason))",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _name(argument: Argument) -> str:
+    return f"a_{argument.name}"
+
+
+def _signature(operator: Operator) -> str:
+    # Positional arguments may come by position only; keyword-only ones come by their own names.
+    parts: list[str] = []
+    starred = False
+    for argument in operator.arguments:
+        if argument.keyword_only and not starred:
+            parts.append("*")
+            starred = True
+        name = argument.name if argument.keyword_only else _name(argument)
+        parts.append(f"{name}={argument.default!r}" if _plain_default(argument) else f"{name}=None")
+    return ", ".join(parts)
+
+
+def _plain_default(argument: Argument) -> bool:
+    return argument.has_default and isinstance(argument.default, (int, float, bool, str, type(None)))
+
+
+def _argument_lines(argument: Argument, part: str, lines: list[str]) -> str:
+    """Append the statements that make this argument's key part; return the part's name, or nothing."""
+    name, kind, pad = _name(argument), argument.kind, " " * 12
+    if argument.keyword_only:
+        lines.append(f"{pad}{name} = {argument.name}")
+    if argument.has_default and not _plain_default(argument):
+        lines.append(f"{pad}{name} = {argument.default!r} if {name} is None else {name}")
+    if kind is Kind.TENSOR:
+        lines += [
+            f"{pad}{part} = getattr({name}, '_ltc', -1) - base",
+            f"{pad}if {part} < 0:",
+            f"{pad}    {part} = operand({name}, operator)",
+        ]
+    elif kind is Kind.TENSORS:
+        lines.append(f"{pad}{part} = None if {name} is None else tuple([operand(t, operator) for t in {name}])")
+    elif kind is Kind.SCALAR:
+        lines.append(f"{pad}{part} = None if {name} is None else scalar({name})")
+    elif kind is Kind.SCALARS:
+        lines.append(f"{pad}{part} = tuple([scalar(s) for s in {name}])")
+    elif kind is Kind.STATIC_SCALAR:
+        lines.append(f"{pad}{part} = (type({name}), {name})")
+    elif kind is Kind.DEVICE:
+        lines.append(f"{pad}{part} = {name} is not None")
+    elif kind is Kind.STATIC:
+        return f"(tuple({name}) if {name}.__class__ is list else {name})"
+    else:
+        return ""
+    return part
+
+
+def _result_lines(operator: Operator, values: str) -> list[str]:
+    """Statements after the key was found: the quick way for the common results, else `finish`."""
+    pad = " " * 12
+    schema = operator.op._schema
+    settle = [f"{pad}if recorder.numbers:", f"{pad}    return finish(child, operator, {values})"]
+    written = [a for a in operator.arguments if a.written]
+    if len(schema.returns) != 1:
+        return [f"{pad}return finish(child, operator, {values})"]
+    alias_info = schema.returns[0].alias_info
+    if len(written) == 1 and written[0].kind is Kind.TENSOR and alias_info is not None and alias_info.is_write:
+        return [*settle, f"{pad}recorder.node = child", f"{pad}return {_name(written[0])}"]
+    if str(schema.returns[0].type) != "Tensor" or written:
+        return [f"{pad}return finish(child, operator, {values})"]
+    if alias_info is None:
+        return [
+            *settle,
+            f"{pad}size = child.size",
+            f"{pad}if size is None:",
+            f"{pad}    return finish(child, operator, {values})",
+            f"{pad}recorder.node = child",
+            f"{pad}number = recorder.count",
+            f"{pad}recorder.count = number + 1",
+            f"{pad}result = create(size, child.dtype)",
+            f"{pad}refuse(result)",
+            f"{pad}buffer = Buffer(number, child.spec)",
+            f"{pad}storage_of(result).handle = buffer",
+            f"{pad}recorder.buffers.append(buffer)",
+            f"{pad}result._ltc = number",
+            f"{pad}return result",
+        ]
+    return [f"{pad}return finish(child, operator, {values})"]
+
+
+def forced_eager(name: str) -> bool:
+    """True when the setting `force_fallback` names this operator."""
+    return bool(settings.force_fallback) and name in settings.force_fallback
+
+

@@ -1,0 +1,107 @@
+"""Registers the device's kernels with PyTorch's dispatcher: one for every overload that is not composed of others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from torch_ltc.device import composites, copies, random_ops, views
+from torch_ltc.device.fallback import is_lazy, run_eagerly
+from torch_ltc.device.kernels import Kernel, make_kernel, record
+from torch_ltc.program.operator import Operator
+
+# Left to PyTorch's own kernels. The first group makes aliases that must not go through Python (`detach` of a tensor that
+# has a Python object breaks nn.Parameter) or works on autograd's structures; the second composes other operators on
+# whatever device its arguments name, or draws random numbers without taking a generator.
+_NOT_OURS = frozenset(
+    """
+    detach detach_ alias _conj _neg_view lift lift_fresh _fw_primal _make_dual _unpack_dual _has_same_storage_numel
+    is_pinned _pin_memory record_stream _backward requires_grad_ retain_grad rename_ rename align_to refine_names
+    _new_zeros_with_same_feature_meta _efficientzerotensor _nested_tensor_from_tensor_list is_same_size is_set_to
+    _assert_tensor_metadata
+    empty_like zeros_like ones_like full_like rand_like randn_like randint_like new_empty new_empty_strided new_full
+    new_zeros new_ones rand randn randint randperm normal_functional empty.names empty_quantized
+    _to_dense to_dense to_sparse to_mkldnn
+    """.split()
+)
+_COMPOSITE = "CompositeImplicitAutograd"
+
+_libraries: list[torch.library.Library] = []
+_operators: dict[str, Operator] = {}
+
+
+def overloads() -> list[OpOverload]:
+    """Every ATen overload that has a kernel and is not composed implicitly of others."""
+    found: list[OpOverload] = []
+    for schema in torch._C._jit_get_all_schemas():
+        if not schema.name.startswith("aten::"):
+            continue
+        name = schema.name + ("." + schema.overload_name if schema.overload_name else "")
+        if not torch._C._dispatch_has_kernel(name):
+            continue
+        if torch._C._dispatch_has_kernel_for_dispatch_key(name, _COMPOSITE):
+            continue
+        packet = getattr(torch.ops.aten, schema.name.removeprefix("aten::"))
+        found.append(getattr(packet, schema.overload_name or "default"))
+    return found
+
+
+def kernel_for(op: OpOverload) -> Kernel | None:
+    """The device's kernel for `op`, or None where PyTorch's own does."""
+    name = op.name()
+    special: dict[str, Any] = {**copies.KERNELS, **views.KERNELS, **random_ops.KERNELS, **composites.KERNELS}
+    if name in special:
+        kernel: Kernel = special[name]
+        return kernel
+    plain = op._schema.name.removeprefix("aten::")
+    if plain in _NOT_OURS or f"{plain}.{op._overloadname}" in _NOT_OURS:
+        return None
+    if torch.Tag.inplace_view in op.tags:
+        return views.inplace_view_kernel(op)
+    operator = Operator(op)
+    if operator.random:
+        return random_ops.random_kernel(op)
+    if not operator.dynamic and any(a.written and a.keyword_only for a in operator.arguments):
+        return views.out_kernel(operator)
+    return make_kernel(op)
+
+
+def _unregistered(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
+    """Backend fallback: operators of other libraries, recorded when they have a meta kernel."""
+    operator = _operators.get(op.name())
+    if operator is None:
+        operator = _operators[op.name()] = Operator(op)
+    values = operator.values(args, kwargs)
+    if operator.dynamic or operator.returns == 0 and not operator.written:
+        return run_eagerly(operator, values, "its result's shape depends on data")
+    return record(operator, values)
+
+
+def _other_layout(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
+    """Sparse, nested and quantized tensors live on the physical device; calls that mix them with ours run there."""
+    operator = Operator(op)
+    return run_eagerly(operator, operator.values(args, kwargs), "it takes tensors that are not plain strided ones")
+
+
+def register_kernels() -> None:
+    """Register everything. Once per process."""
+    aten = torch.library.Library("aten", "IMPL")
+    _libraries.append(aten)
+    for op in overloads():
+        kernel = kernel_for(op)
+        if kernel is not None:
+            aten.m.impl(op.name(), "PrivateUse1", kernel, False)
+    for name, kernel in {**random_ops.COMPOSITES, **composites.COMPOSITES}.items():
+        for key in ("AutogradPrivateUse1", "PrivateUse1"):
+            aten.m.impl(name, key, kernel, False)
+    aten.m.impl("aten::_pin_memory", "CPU", copies.pin_memory, False)
+    everything = torch.library.Library("_", "IMPL")
+    _libraries.append(everything)
+    everything.m.fallback("PrivateUse1", _unregistered, False)
+    for key in ("SparsePrivateUse1", "SparseCsrPrivateUse1", "NestedTensorPrivateUse1", "QuantizedPrivateUse1"):
+        everything.m.fallback(key, _other_layout, False)
+
+
+__all__ = ["is_lazy", "kernel_for", "overloads", "register_kernels"]

@@ -1,0 +1,66 @@
+"""Random operators: they draw from the device's generator when their program runs.
+
+A generator that the user hands in is used where it stands, at once: nothing tells us when they seed it again.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from torch_ltc.device.copies import copy_
+from torch_ltc.device.fallback import run_eagerly
+from torch_ltc.device.kernels import Kernel, record
+from torch_ltc.program.operator import Operator
+
+aten = torch.ops.aten
+# In-place fills whose result does not depend on what the tensor held.
+_FILLS = frozenset({"uniform_", "normal_", "random_", "exponential_", "cauchy_", "log_normal_", "geometric_", "bernoulli_"})
+
+
+def random_kernel(op: OpOverload) -> Kernel:
+    """Kernel of an operator with a `generator` argument."""
+    operator = Operator(op)
+    fills = op._schema.name.removeprefix("aten::") in _FILLS and op._overloadname != "Tensor"
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        values = operator.values(args, kwargs)
+        if values[operator.generator_position] is None:
+            return record(operator, values)
+        if not fills:
+            return run_eagerly(operator, values, "it draws from a generator of the caller's")
+        target = values[0]
+        drawn = torch.empty_strided(target.size(), target.stride(), dtype=target.dtype)
+        op(drawn, *args[1:], **kwargs)
+        return copy_(target, drawn)
+
+    return kernel
+
+
+def native_dropout(tensor: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Kernel of `aten::native_dropout`, by the same steps as on the CPU, whose kernel takes no generator."""
+    if tensor.numel() == 0 or not (train is None or train) or p == 0:
+        mask = torch.ones_like(tensor, dtype=torch.bool)
+        return tensor.clone(), mask
+    if p == 1:
+        return torch.zeros_like(tensor), torch.zeros_like(tensor, dtype=torch.bool)
+    mask = torch.empty_like(tensor, dtype=torch.bool).bernoulli_(1 - p)
+    return tensor.mul(mask).mul_(1.0 / (1.0 - p)), mask
+
+
+def dropout(tensor: torch.Tensor, p: float, train: bool) -> torch.Tensor:
+    """`aten::dropout` as the CPU composes it; PyTorch would call a fused kernel with other rounding for this device."""
+    if p < 0 or p > 1:
+        raise RuntimeError(f"dropout probability has to be between 0 and 1, but got {p}")
+    if p == 0 or not train or tensor.numel() == 0:
+        return tensor
+    if p == 1:
+        return tensor.mul(torch.zeros((), dtype=tensor.dtype, device=tensor.device))
+    noise = torch.empty_like(tensor).bernoulli_(1 - p)
+    return tensor * noise.div_(1 - p)
+
+
+KERNELS = {"aten::native_dropout": native_dropout}
+COMPOSITES = {"aten::dropout": dropout}

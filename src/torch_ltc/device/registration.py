@@ -1,0 +1,97 @@
+"""The only module that touches PyTorch's private device interfaces.
+
+It registers the name "ltc" on the PrivateUse1 device, makes device tensors, and holds the dispatcher handles. A PyTorch whose
+interfaces are not the ones used here is refused with a clear error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from torch_ltc.errors import LtcError, UnsupportedTorchError
+
+NAME = "ltc"
+_OLDEST, _NEWEST = (2, 11), (2, 13)
+
+
+def check_torch_version(version: str = torch.__version__) -> None:
+    """Raise unless this PyTorch is one the device was tested with."""
+    numbers = tuple(int(part) for part in version.split("+")[0].split(".")[:2])
+    if not _OLDEST <= numbers <= _NEWEST or not hasattr(torch._C, "_acc"):
+        raise UnsupportedTorchError(
+            f"torch_ltc needs PyTorch {_OLDEST[0]}.{_OLDEST[1]} to {_NEWEST[0]}.{_NEWEST[1]}, found {version}",
+            hint=f"pip install 'torch>={_OLDEST[0]}.{_OLDEST[1]},<{_NEWEST[0]}.{_NEWEST[1] + 1}'",
+        )
+
+
+check_torch_version()
+
+create_empty_tensor: Callable[[Any, torch.dtype], torch.Tensor] = torch._C._acc.create_empty_tensor
+# Reading the data pointer of a device tensor raises instead of giving null.
+refuse_data_pointer: Callable[[torch.Tensor], None] = torch._C._set_throw_on_mutable_data_ptr
+META = torch._C.DispatchKeySet(torch._C.DispatchKey.Meta)
+_as_strided = torch.ops.aten.as_strided.default
+set_data = torch._C.TensorBase.data.__set__
+
+
+class _Hooks(torch._C._acc.PrivateUse1Hooks):
+    def is_available(self) -> bool:
+        return True
+
+    def has_primary_context(self, index: int) -> bool:
+        return True
+
+    def is_built(self) -> bool:
+        return True
+
+
+class _Guard(torch._C._acc.DeviceGuard):
+    def type_(self) -> Any:
+        return torch._C._autograd.DeviceType.PrivateUse1
+
+
+def register_name(module: ModuleType) -> None:
+    """Claim the device name and publish `module` as `torch.ltc`."""
+    current = torch._C._get_privateuse1_backend_name()
+    if current not in (NAME, "privateuseone"):
+        raise LtcError(
+            f"the device slot that torch_ltc uses is taken by {current!r}",
+            hint=f"use torch_ltc in a process that does not import the package behind {current!r}",
+        )
+    if current != NAME:
+        torch.utils.rename_privateuse1_backend(NAME)
+    # A proxy that autoload put there gives way to the module itself.
+    if getattr(torch, NAME, module) is not module:
+        delattr(torch, NAME)
+    if not hasattr(torch, NAME):
+        torch._register_device_module(NAME, module)
+    if not hasattr(torch.Tensor, NAME):
+        torch.utils.generate_methods_for_privateuse1_backend()
+
+
+def register_device() -> None:
+    """Give PyTorch the device's hooks and guard."""
+    if not torch._C._acc.register_python_privateuseone_hook(_Hooks()):
+        raise LtcError("another package has registered hooks for the PrivateUse1 device", hint="do not import both")
+    torch._C._acc.register_python_privateuseone_device_guard(_Guard())
+
+
+def alias(tensor: torch.Tensor, size: Any, stride: Any, offset: int) -> torch.Tensor:
+    """A device tensor of this geometry on the storage of `tensor`; bounds are not checked."""
+    result: torch.Tensor = _as_strided.redispatch(META, tensor, size, stride, offset)
+    return result
+
+
+def alias_by(op: Any, *args: Any) -> torch.Tensor:
+    """The result of a view operator's meta kernel on device tensors: an alias with the operator's own geometry."""
+    result: torch.Tensor = op.redispatch(META, *args)
+    return result
+
+
+def composite(op: Any, *args: Any, **kwargs: Any) -> Any:
+    """Run the operator's CompositeExplicit form, as if the device had no kernel of its own."""
+    return op._op_dk(torch._C.DispatchKey.CompositeExplicitAutograd, *args, **kwargs)

@@ -1,0 +1,28 @@
+"""Sets the device up, once: kernels, the sync after an optimizer step, and what PyTorch's Python side must know."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from torch_ltc.config import settings
+from torch_ltc.device.library import register_kernels
+from torch_ltc.events import SyncReason
+from torch_ltc.runtime.executor import executor
+from torch_ltc.runtime.sync import cut
+
+
+def _after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    if settings.sync_after_optimizer:
+        cut(SyncReason.OPTIMIZER)
+        executor.raise_reported()
+
+
+def set_up() -> None:
+    """Register everything."""
+    register_kernels()
+    register_optimizer_step_post_hook(_after_step)
+    # Weights that share a parameter must still share it after `.to("ltc")`.
+    torch.__future__.set_swap_module_params_on_conversion(True)

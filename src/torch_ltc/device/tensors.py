@@ -1,0 +1,104 @@
+"""Making device tensors for what a recorded call returns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from torch_ltc.device.registration import alias, alias_by, create_empty_tensor, refuse_data_pointer
+from torch_ltc.program.instruction import Call, Return, ReturnKind
+from torch_ltc.program.operator import Operator
+from torch_ltc.program.spec import Spec, contiguous_strides, make_spec
+from torch_ltc.program.tree import Node
+from torch_ltc.runtime.buffer import Buffer, attach, buffer_of
+from torch_ltc.runtime.memory import memory
+from torch_ltc.runtime.recorder import operand_tensors, recorder
+
+
+def new_tensor(buffer: Buffer, spec: Spec) -> torch.Tensor:
+    """A device tensor of geometry `spec` on a new storage that holds `buffer`."""
+    if spec.contiguous:
+        tensor = create_empty_tensor(spec.size, spec.dtype)
+        refuse_data_pointer(tensor)
+    else:
+        base = create_empty_tensor((), spec.dtype)
+        refuse_data_pointer(base)
+        tensor = alias(base, spec.size, spec.stride, spec.offset)
+    attach(tensor, buffer)
+    return tensor
+
+
+def empty_tensor(size: tuple[int, ...], stride: tuple[int, ...] | None, dtype: torch.dtype) -> torch.Tensor:
+    """A device tensor that nobody has written to."""
+    spec = make_spec(dtype, size, contiguous_strides(size) if stride is None else stride)
+    return new_tensor(Buffer(-1, spec), spec)
+
+
+def wrap_physical(data: torch.Tensor, spec: Spec) -> torch.Tensor:
+    """A device tensor on the memory of a physical one that has geometry `spec`."""
+    buffer = Buffer(-1, spec)
+    buffer.data = data
+    memory.hold(buffer)
+    return new_tensor(buffer, spec)
+
+
+def view_tensor(operator: Operator, base: torch.Tensor, spec: Spec, values: tuple[Any, ...]) -> torch.Tensor:
+    """A device tensor of geometry `spec` on the storage of `base`."""
+    if spec.dtype is base.dtype and spec.conj == base.is_conj() and spec.neg == base.is_neg():
+        return alias(base, spec.size, spec.stride, spec.offset)
+    return alias_by(operator.op, *values)
+
+
+def make_results(child: Node, operator: Operator, values: tuple[Any, ...]) -> Any:
+    """Everything a call returns, made into device tensors; the recorder has just stepped to `child`."""
+    call = child.instruction
+    assert isinstance(call, Call)
+    if not call.returns:
+        return None
+    tensors = operand_tensors(operator, values)
+    made: dict[int, torch.Tensor] = {}
+    results: list[Any] = []
+    position = 0
+    for declared in call.returns:
+        if isinstance(declared, tuple):
+            items = []
+            for item in declared:
+                items.append(_make(item, position, operator, values, tensors, made))
+                position += 1
+            results.append(items)
+        else:
+            results.append(_make(declared, position, operator, values, tensors, made))
+            position += 1
+    return tuple(results) if len(results) > 1 else results[0]
+
+
+def _make(
+    item: Return,
+    position: int,
+    operator: Operator,
+    values: tuple[Any, ...],
+    tensors: list[torch.Tensor],
+    made: dict[int, torch.Tensor],
+) -> Any:
+    kind, spec = item.kind, item.spec
+    if kind is ReturnKind.SAME:
+        return tensors[item.operand]
+    if kind is ReturnKind.NOTHING or spec is None:
+        return item.constant
+    number = recorder.count
+    recorder.count = number + 1
+    if kind is ReturnKind.FRESH and item.group == position:
+        buffer = Buffer(number, spec)
+        recorder.buffers.append(buffer)
+        tensor = made[position] = new_tensor(buffer, spec)
+    elif kind is ReturnKind.FRESH:
+        owner = made[item.group]
+        tensor = alias(owner, spec.size, spec.stride, spec.offset)
+        recorder.remember_view(buffer_of(owner), spec, number)
+    else:
+        base = tensors[item.operand]
+        tensor = view_tensor(operator, base, spec, values)
+        recorder.remember_view(buffer_of(base), spec, number)
+    tensor._ltc = number  # type: ignore[attr-defined]
+    return tensor

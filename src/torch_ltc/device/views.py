@@ -1,0 +1,150 @@
+"""Calls that change what a tensor looks at: in-place views, `set_`, `resize_`, and `out=` targets of another size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from torch_ltc.device.kernels import Kernel, record
+from torch_ltc.device.registration import META, alias, set_data
+from torch_ltc.device.tensors import empty_tensor
+from torch_ltc.program.infer import CannotInfer
+from torch_ltc.program.instruction import ReturnKind, flatten_returns
+from torch_ltc.program.operator import Operator
+from torch_ltc.program.spec import Spec, contiguous_strides, make_spec, spec_of
+from torch_ltc.runtime.buffer import buffer_of
+from torch_ltc.runtime.recorder import operand_tensors, recorder
+from torch_ltc.device.fallback import run_eagerly
+
+aten = torch.ops.aten
+_ALIAS = Operator(aten.alias.default)
+_RESIZE = Operator(aten.resize_.default)
+
+
+def become(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Make `tensor` look at what `other` looks at."""
+    set_data(tensor, other)
+    number = getattr(other, "_ltc", None)
+    if number is None:
+        tensor.__dict__.pop("_ltc", None)
+    else:
+        tensor._ltc = number  # type: ignore[attr-defined]
+    return tensor
+
+
+def inplace_view_kernel(op: OpOverload) -> Kernel | None:
+    """Kernel of `t_`, `squeeze_` ...: the view of the same name is recorded, and the tensor becomes it."""
+    packet = getattr(aten, op._schema.name.removeprefix("aten::").removesuffix("_"), None)
+    overload = op._overloadname
+    if packet is None or overload not in packet.overloads():
+        return None
+    view: Callable[..., torch.Tensor] = getattr(packet, overload)
+
+    def kernel(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return become(tensor, view(tensor, *args, **kwargs))
+
+    return kernel
+
+
+def resize_to(tensor: torch.Tensor, spec: Spec) -> None:
+    """Give `tensor` geometry `spec` on its own storage, which grows when it must."""
+    with recorder.lock:
+        buffer = buffer_of(tensor)
+        if buffer.number < 0 and buffer.data is None:
+            # Nobody has written to it: there is nothing to keep.
+            if buffer.spec.extent() < spec.extent():
+                buffer.spec = spec
+            become(tensor, alias(tensor, spec.size, spec.stride, spec.offset))
+            return
+        aliased = record(_ALIAS, (tensor,))
+        # The resize is recorded on an alias of its own: other tensors keep the old geometry.
+        record(_RESIZE, (aliased, spec.size, None))
+        number = aliased._ltc
+        contiguous = make_spec(spec.dtype, spec.size, contiguous_strides(spec.size), spec.offset)
+        recorder.remember_view(buffer, contiguous, number)
+        resized = alias(tensor, contiguous.size, contiguous.stride, contiguous.offset)
+        resized._ltc = number  # type: ignore[attr-defined]
+        if contiguous is not spec:
+            resized = aten.as_strided.default(resized, spec.size, spec.stride, spec.offset)
+        become(tensor, resized)
+
+
+def resize_(tensor: torch.Tensor, size: Any, *, memory_format: torch.memory_format | None = None) -> torch.Tensor:
+    """Kernel of `aten::resize_`."""
+    wanted = tuple(size)
+    if any(length < 0 for length in wanted):
+        raise RuntimeError(f"Trying to create tensor with negative dimension {min(wanted)}: {list(wanted)}")
+    stride = contiguous_strides(wanted)
+    if memory_format in (torch.channels_last, torch.channels_last_3d):
+        stride = torch.empty(wanted, device="meta", memory_format=memory_format).stride()
+    if wanted == tuple(tensor.size()) and memory_format is None:
+        return tensor
+    resize_to(tensor, make_spec(tensor.dtype, wanted, stride, tensor.storage_offset()))
+    return tensor
+
+
+def resize_as_(tensor: torch.Tensor, other: torch.Tensor, *, memory_format: torch.memory_format | None = None) -> torch.Tensor:
+    """Kernel of `aten::resize_as_`."""
+    resize_(tensor, other.size())
+    if memory_format is not None:
+        wanted = torch.empty_like(other, device="meta", memory_format=memory_format).stride()
+        become(tensor, tensor.as_strided(tensor.size(), wanted))
+    return tensor
+
+
+def set_tensor(tensor: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    """Kernel of `aten::set_.source_Tensor`."""
+    return become(tensor, source.detach())
+
+
+def set_storage(tensor: torch.Tensor, source: Any, offset: int, size: Any, stride: Any = ()) -> torch.Tensor:
+    """Kernel of `aten::set_.source_Storage_storage_offset`."""
+    wanted = tuple(size)
+    steps = tuple(stride) if len(stride) == len(wanted) else contiguous_strides(wanted)
+    tensor.__dict__.pop("_ltc", None)
+    op = aten.set_.source_Storage_storage_offset
+    op.redispatch(META, tensor, source, offset, wanted, steps)
+    return tensor
+
+
+def set_whole_storage(tensor: torch.Tensor, source: Any) -> torch.Tensor:
+    """Kernel of `aten::set_.source_Storage`."""
+    return set_storage(tensor, source, 0, (source.nbytes() // tensor.element_size(),), (1,))
+
+
+def set_nothing(tensor: torch.Tensor) -> torch.Tensor:
+    """Kernel of `aten::set_`: the tensor becomes empty."""
+    return become(tensor, empty_tensor((0,), None, tensor.dtype))
+
+
+def out_kernel(operator: Operator) -> Kernel:
+    """Kernel of an `out=` overload: targets of another size are resized first, then the call is recorded."""
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        values = operator.values(args, kwargs)
+        try:
+            returns = recorder.preview(operator, values)
+        except CannotInfer as reason:
+            return run_eagerly(operator, values, str(reason))
+        tensors = operand_tensors(operator, values)
+        for item in flatten_returns(returns):
+            if item.kind is ReturnKind.SAME and item.spec is not None:
+                target = tensors[item.operand]
+                if target.device.type == "ltc" and spec_of(target) is not item.spec:
+                    resize_to(target, item.spec)
+        return record(operator, values)
+
+    return kernel
+
+
+KERNELS = {
+    "aten::resize_": resize_,
+    "aten::resize_as_": resize_as_,
+    "aten::set_.source_Tensor": set_tensor,
+    "aten::set_.source_Storage_storage_offset": set_storage,
+    "aten::set_.source_Storage": set_whole_storage,
+    "aten::set_": set_nothing,
+}

@@ -1,0 +1,176 @@
+"""Every error and warning class of the package, each documented as a manual page.
+
+The lowest layer: it imports nothing of the package. Messages are put together here, so that every error reads the
+same way: what happened, where the user recorded it, what to try.
+"""
+
+from collections.abc import Sequence
+
+
+class LtcError(RuntimeError):
+    """Base of every error that the package raises on purpose.
+
+    When: never raised itself. What to do: catch it to handle any failure of the lazy device in one place; an
+    error of PyTorch that the device passes on (a wrong argument, found when the operation is recorded) is not
+    an `LtcError`, it has the class that eager PyTorch raises.
+    """
+
+    def __init__(self, what: str, *, source: str | None = None, hint: str | None = None) -> None:
+        """Build the message: `what`, then the user's line (`source`), then what to try (`hint`)."""
+        lines = [what]
+        if source:
+            lines.append(f"  recorded at {source}")
+        if hint:
+            lines.append(f"  try: {hint}")
+        super().__init__("\n".join(lines))
+        self.source = source
+        self.hint = hint
+
+
+class SettingError(LtcError, ValueError):
+    """A setting was given a value that it cannot have, or a setting of that name does not exist.
+
+    When: on assignment to an attribute of `torch_ltc.config.settings`, on entering `settings.scope(...)`, or at
+    import when an `LTC_*` environment variable holds a value that cannot be read. What to do: the message lists
+    the allowed values; `print(torch_ltc.config.settings.describe())` lists all settings.
+    """
+
+
+class UnsupportedTorchError(LtcError, ImportError):
+    """The installed PyTorch is a version that the device cannot be registered with.
+
+    When: at `import torch_ltc`. What to do: install a version inside the range that the message names; the device
+    is built on interfaces that PyTorch may change in any release, so that an unknown version is refused
+    instead of tried.
+    """
+
+
+class FallbackError(LtcError):
+    """An operation could not be recorded and would have run eagerly, which the setting `fallback` forbids.
+
+    When: `fallback` is "error" and an operation has a result whose shape depends on data (`nonzero`, a boolean
+    index), or has no meta kernel, or is named by `force_fallback`. What to do: replace the operation at the line
+    named (`torch.where` with three arguments instead of a boolean index), or allow it with
+    `settings.fallback = "warn"`.
+    """
+
+
+class ExecutionError(LtcError):
+    """An operation failed when its program ran, later than the line that recorded it.
+
+    When: at a sync or a read. The message names the operation, the shapes of its inputs and the line that recorded
+    it; the original error is the `__cause__`. Raised once: results that do not depend on the operation are intact
+    and the device stays usable. What to do: correct the line named;
+    `torch_ltc.config.settings.scope(backend="interpreter")` shows whether the backend is to blame.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        op: str | None = None,
+        input_shapes: Sequence[str] = (),
+        source: str | None = None,
+        hint: str | None = None,
+    ) -> None:
+        """Build the message of a failed operation `op` whose inputs had `input_shapes` (as "float32[2, 3]")."""
+        shapes = f"\n  inputs: {', '.join(input_shapes)}" if input_shapes else ""
+        super().__init__(f"{what}{shapes}", source=source, hint=hint)
+        self.op = op
+        self.input_shapes = tuple(input_shapes)
+
+
+class PoisonedTensorError(ExecutionError):
+    """A tensor was used whose value was never computed, because the operation that makes it failed.
+
+    When: reading such a tensor, or recording an operation on it, after the `ExecutionError` was raised. The failed
+    operation is named again. What to do: compute the tensor anew, from inputs that are intact.
+    """
+
+
+class DeviceMismatchError(LtcError):
+    """An operation mixes tensors of devices that cannot meet, or names a device that does not exist.
+
+    When: an operation is recorded on tensors of the lazy device and of another device (a tensor with no dimensions
+    on the CPU is allowed, as in eager PyTorch), or an ordinal such as "ltc:7" is asked for and not there. What to
+    do: move the tensor with `.to("ltc")`; `torch.ltc.device_count()` says how many there are.
+    """
+
+
+class DataAccessError(LtcError):
+    """Memory of a lazy tensor was asked for directly, and a lazy tensor has none to point at.
+
+    When: `data_ptr()`, DLPack, `numpy()` without `cpu()`, the array interface. What to do: `tensor.cpu()` first, which
+    runs what is pending and copies the value.
+    """
+
+
+class BackendError(LtcError):
+    """Base of the errors of backends.
+
+    When: a backend fails outside of compiling, for example when asked for a physical device that it cannot drive.
+    What to do: run the same code on the reference with `settings.backend = "interpreter"`; if that works, the
+    backend is at fault.
+    """
+
+
+class CompileError(BackendError):
+    """A backend could not compile a program that the interpreter can run.
+
+    When: a program has become hot and its backend refuses it; the original error is the `__cause__`. What to do:
+    report the program (`torch_ltc.debug.dump_ir`), and go on with `settings.backend = "interpreter"`.
+    """
+
+
+class UnknownBackendError(BackendError, ValueError):
+    """A backend was named that is not registered.
+
+    When: at the first compile or at the choice of the backend. What to do: pick one of the names in the message, or
+    install the package that provides the backend.
+    """
+
+
+class InferenceError(LtcError):
+    """The shape of a result could not be found without running the operation.
+
+    When: an operation's meta kernel is missing or fails in a way that eager PyTorch would not. What to do: register
+    a meta kernel for a custom operation (`torch.library.register_fake`); without one it runs eagerly, as `fallback`
+    says.
+    """
+
+
+class ClosureError(LtcError):
+    """A step closure failed on the thread of asynchronous closures, or its queue could not be drained.
+
+    When: at the next step after an asynchronous closure raised, or in `wait()`. `exceptions` holds all that was
+    raised since the last report, the first of them is the `__cause__`. Closures queued behind a failing one still
+    run. What to do: correct the closure; none of the failures stops the training by itself.
+    """
+
+    def __init__(self, what: str, *, exceptions: Sequence[BaseException] = (), hint: str | None = None) -> None:
+        """Build the message; `exceptions` are the errors of the closures, oldest first."""
+        super().__init__(what, hint=hint)
+        self.exceptions = tuple(exceptions)
+
+
+class LtcWarning(UserWarning):
+    """Base of every warning of the package.
+
+    When: never shown itself. What to do: use it to filter all of them at once.
+    """
+
+
+class FallbackWarning(LtcWarning):
+    """An operation ran eagerly instead of being recorded, after a sync.
+
+    When: `fallback` is "warn"; once per operation and process, with the user's line. What to do: nothing if the
+    step is fast enough; otherwise replace the operation, or set `settings.fallback = "allow"` to silence it.
+    """
+
+
+class ListenerWarning(LtcWarning):
+    """A listener of `torch_ltc.events` raised an exception.
+
+    When: at the first event for which it did; the listener stays subscribed and its later failures are silent. What
+    to do: correct the listener. Recording and syncing are not affected.
+    """

@@ -1,0 +1,218 @@
+"""What happened, as small values handed to whoever listens: the only channel from the pipeline to its observers.
+
+The pipeline emits, and knows nobody who listens; metrics, reports and tests subscribe. An event of a kind that nobody
+listens to costs one dictionary lookup.
+"""
+
+import sys
+import threading
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from types import SimpleNamespace
+from typing import TypeAlias
+
+from torch_ltc.errors import ListenerWarning
+
+__all__ = [
+    "KINDS",
+    "CompileEvent",
+    "Event",
+    "ExecuteEvent",
+    "FallbackEvent",
+    "MismatchEvent",
+    "PruneEvent",
+    "ReadEvent",
+    "SyncEvent",
+    "SyncReason",
+    "emit",
+    "has_listeners",
+    "subscribe",
+]
+
+
+class SyncReason(Enum):
+    """Why a pending program was cut and queued; the value is the sentence for reports."""
+
+    EXPLICIT = "the program called sync() or mark_step()"
+    READ = "a value was read"
+    OPTIMIZER = "an optimizer finished its step"
+    BOUND = "the pending program reached its bound"
+    FALLBACK = "an operation had to run eagerly"
+    SEED = "the state of the random number generator was read or set"
+
+
+@dataclass(frozen=True, slots=True)
+class SyncEvent:
+    """A pending program was cut and queued.
+
+    `program` identifies the program among all that were cut, `known` says that it was in the cache, `record_s` is
+    the wall time since its first operation was recorded, and `source` the user's line that caused the sync.
+    """
+
+    reason: SyncReason
+    instructions: int
+    inputs: int
+    outputs: int
+    program: int
+    known: bool
+    record_s: float
+    source: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class CompileEvent:
+    """A backend compiled a program."""
+
+    program: int
+    backend: str
+    duration_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ExecuteEvent:
+    """A program ran, on its backend or in the interpreter, to its end or to the operation that failed."""
+
+    program: int
+    backend: str
+    duration_s: float
+    failed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FallbackEvent:
+    """An operation ran eagerly instead of being recorded; `op` carries its overload, as "aten::index.Tensor"."""
+
+    op: str
+    reason: str
+    source: str | None
+    duration_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ReadEvent:
+    """A value left the device; `reason` is the kind of read ("item", "copy"), the duration includes waiting."""
+
+    reason: str
+    size_bytes: int
+    duration_s: float
+    source: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class MismatchEvent:
+    """A meta kernel promised another layout (`inferred`) than the real kernel gave (`actual`)."""
+
+    op: str
+    inferred: str
+    actual: str
+
+
+@dataclass(frozen=True, slots=True)
+class PruneEvent:
+    """The prefix tree reached its bound and dropped what was not used lately."""
+
+    nodes_before: int
+    nodes_after: int
+
+
+Event: TypeAlias = SyncEvent | CompileEvent | ExecuteEvent | FallbackEvent | ReadEvent | MismatchEvent | PruneEvent
+Listener: TypeAlias = Callable[[Event], None]
+
+KINDS: tuple[type, ...] = (
+    SyncEvent,
+    CompileEvent,
+    ExecuteEvent,
+    FallbackEvent,
+    ReadEvent,
+    MismatchEvent,
+    PruneEvent,
+)
+
+
+class _Subscription:
+    """One call of `subscribe`; a separate object, so that a listener may be subscribed twice and removed once."""
+
+    __slots__ = ("call", "failed")
+
+    def __init__(self, call: Listener) -> None:
+        self.call = call
+        self.failed = False
+
+
+_lock = threading.Lock()
+# Tuples replaced as a whole under the lock: emit() reads without one, and a listener may unsubscribe while it is
+# called.
+_subscriptions: dict[type, tuple[_Subscription, ...]] = {}
+
+
+def subscribe(listener: Listener, *kinds: type) -> Callable[[], None]:
+    """Call `listener` with every event of `kinds` (of all kinds when none is given); returns what ends it.
+
+    The listener runs on the thread that emits, which may be a worker, before the pipeline goes on: it should be
+    short. An exception in it is reported once as a ListenerWarning and reaches nobody else. Calling the result
+    twice does nothing.
+    """
+    unknown = [kind for kind in kinds if kind not in KINDS]
+    if unknown:
+        names = ", ".join(kind.__name__ for kind in KINDS)
+        raise TypeError(f"{unknown[0]!r} is not a kind of event\n  try: one of {names}")
+    subscription = _Subscription(listener)
+    chosen = kinds or KINDS
+    with _lock:
+        for kind in chosen:
+            present = _subscriptions.get(kind, ())
+            if subscription not in present:
+                _subscriptions[kind] = (*present, subscription)
+
+    def unsubscribe() -> None:
+        with _lock:
+            for kind in chosen:
+                left = tuple(other for other in _subscriptions.get(kind, ()) if other is not subscription)
+                if left:
+                    _subscriptions[kind] = left
+                else:
+                    _subscriptions.pop(kind, None)
+
+    return unsubscribe
+
+
+def has_listeners(kind: type) -> bool:
+    """Whether anybody listens to `kind`: lets an emitter skip work that only makes the event."""
+    return kind in _subscriptions
+
+
+def emit(event: Event) -> None:
+    """Hand `event` to everybody who listens to its kind, in the order of subscription; never raises."""
+    for subscription in _subscriptions.get(type(event), ()):
+        try:
+            subscription.call(event)
+        except Exception as error:
+            _report(subscription, event, error)
+
+
+def _report(subscription: _Subscription, event: Event, error: Exception) -> None:
+    if subscription.failed:
+        return
+    subscription.failed = True
+    try:
+        warnings.warn(
+            f"the listener {subscription.call!r} raised {error!r} for {event!r}\n"
+            "  it stays subscribed, its later failures are not reported\n"
+            "  try: correct the listener, or end its subscription",
+            ListenerWarning,
+            stacklevel=3,
+        )
+    except ListenerWarning as warning:
+        # Warnings are errors in this process. Raising would break the sync that emitted, so the error goes where Python
+        # reports what it cannot raise.
+        sys.unraisablehook(
+            SimpleNamespace(
+                exc_type=type(warning),
+                exc_value=warning,
+                exc_traceback=warning.__traceback__,
+                err_msg="exception in a listener of torch_ltc.events",
+                object=subscription.call,
+            )
+        )

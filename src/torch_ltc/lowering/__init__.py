@@ -1,0 +1,1 @@
+"""What a backend receives and implements, and where backends are found."""

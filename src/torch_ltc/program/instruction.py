@@ -1,0 +1,202 @@
+"""The vocabulary of a recorded program: operands, returns, instructions, programs.
+
+A program is the list of operator calls as they happened, views and in-place calls included. Its tensors are value
+numbers: 0, 1, 2 ... in the order in which inputs were first touched and results were made.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch._ops import OpOverload
+
+from torch_ltc.program.source import Source
+from torch_ltc.program.spec import Spec
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """An operand: the tensor with this value number."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Scalar:
+    """An operand: the run-time Python number in this slot. Its type is part of the program, its value is not."""
+
+    slot: int
+    type: type
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceGenerator:
+    """An operand: the device's own random generator, handed in when the program runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class PhysicalDevice:
+    """An operand: the device the program really runs on."""
+
+
+DEVICE_GENERATOR = DeviceGenerator()
+PHYSICAL_DEVICE = PhysicalDevice()
+
+
+class ReturnKind(enum.Enum):
+    """How one returned thing relates to the instruction's operands."""
+
+    FRESH = "a new tensor in memory of its own"
+    VIEW = "a new tensor in the memory of an operand"
+    SAME = "an operand itself, written to"
+    NOTHING = "no tensor (None)"
+    CONSTANT = "a plain Python value known when recording"
+
+
+@dataclass(frozen=True, slots=True)
+class Return:
+    """One returned thing. `operand` is the position in the instruction's tensor operands for VIEW and SAME.
+
+    `group` says which FRESH return of the same instruction owns the memory (itself, nearly always): results that share
+    one storage share one buffer.
+    """
+
+    kind: ReturnKind
+    spec: Spec | None = None
+    operand: int = -1
+    group: int = -1
+    constant: object = None
+
+
+Returns = tuple["Return | tuple[Return, ...]", ...]
+
+
+def flatten_returns(returns: Returns) -> list[Return]:
+    """Every `Return` in order, lists opened."""
+    flat: list[Return] = []
+    for item in returns:
+        if isinstance(item, tuple):
+            flat.extend(item)
+        else:
+            flat.append(item)
+    return flat
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """The instruction that brings a buffer of the outside into the program, seen with one geometry.
+
+    `buffer` numbers the program's input buffers; two inputs may look at one buffer with different geometries.
+    """
+
+    buffer: int
+    spec: Spec
+    number: int
+    source: Source
+
+
+@dataclass(slots=True)
+class Layout:
+    """What the first run of a call taught: positions of fresh returns that the real kernel lays out in another way than
+    was recorded, so that they are copied into the recorded layout. None until the call has run once."""
+
+    copied: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Call:
+    """One recorded operator call. `operands` are the value numbers of its tensors in order, `numbers` those of its
+    returns (-1 where a return makes no value)."""
+
+    op: OpOverload
+    args: tuple[object, ...]
+    kwargs: dict[str, object]
+    operands: tuple[int, ...]
+    returns: Returns
+    first: int
+    source: Source
+    random: bool = False
+    numbers: tuple[int, ...] = ()
+    layout: Layout = field(default_factory=Layout)
+
+    @property
+    def flat_returns(self) -> list[Return]:
+        """Every return in order, lists opened."""
+        return flatten_returns(self.returns)
+
+    @property
+    def mutated(self) -> tuple[int, ...]:
+        """Value numbers of the operands this call writes to."""
+        written = written_positions(self.op)
+        found: list[int] = []
+        for position, argument in enumerate(self.op._schema.arguments):
+            if position in written:
+                value = self.args[position] if position < len(self.args) else self.kwargs.get(argument.name)
+                found.extend(number for number in value_numbers(value))
+        return tuple(found)
+
+    @property
+    def name(self) -> str:
+        """The operator's full name, as the dispatcher writes it."""
+        return self.op.name()
+
+
+def written_positions(op: OpOverload) -> tuple[int, ...]:
+    """Positions of the schema arguments that the operator writes to."""
+    return tuple(i for i, a in enumerate(op._schema.arguments) if a.alias_info is not None and a.alias_info.is_write)
+
+
+def value_numbers(operand: object) -> Iterator[int]:
+    """The value numbers inside one operand, lists opened."""
+    if isinstance(operand, Value):
+        yield operand.number
+    elif isinstance(operand, (list, tuple)):
+        for item in operand:
+            if isinstance(item, Value):
+                yield item.number
+
+
+Instruction = Input | Call
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Program:
+    """A recorded program and what the outside still wants of it.
+
+    `outputs` are the value numbers of the buffers that were alive when the program was cut, each the defining value of
+    its buffer. `scalars` counts the run-time numbers. `values` counts value numbers.
+    """
+
+    identity: int
+    instructions: tuple[Instruction, ...]
+    outputs: tuple[int, ...]
+    scalars: int
+    values: int
+    random: bool
+
+    @property
+    def inputs(self) -> list[Input]:
+        """The input instructions, in order."""
+        return [i for i in self.instructions if isinstance(i, Input)]
+
+    @property
+    def calls(self) -> list[Call]:
+        """The operator calls, in order."""
+        return [i for i in self.instructions if isinstance(i, Call)]
+
+    def op_counts(self) -> dict[str, int]:
+        """How often each operator occurs."""
+        counts: dict[str, int] = {}
+        for call in self.calls:
+            counts[call.name] = counts.get(call.name, 0) + 1
+        return counts
+
+
+def map_operands(template: object, change: Any) -> object:
+    """`template` with `change` applied to each leaf; lists and tuples keep their kind."""
+    if isinstance(template, (list, tuple)):
+        return type(template)(map_operands(item, change) for item in template)
+    return change(template)

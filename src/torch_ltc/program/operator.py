@@ -1,0 +1,108 @@
+"""How an operator's arguments take part in a recording, read off its schema once."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+import torch
+from torch._ops import OpOverload
+
+
+class Kind(enum.Enum):
+    """What the recorder does with an argument."""
+
+    TENSOR = "its value number is in the key; a Python number may stand in its place"
+    TENSORS = "a list of the former"
+    SCALAR = "its type is in the key, its value is a run-time input"
+    SCALARS = "a list of the former"
+    STATIC = "it is in the key as it is"
+    STATIC_SCALAR = "type and value are in the key: the result's geometry depends on it"
+    GENERATOR = "None: the device's generator; anything else is handled where it stands"
+    DEVICE = "replaced by the physical device when the program runs"
+    DROPPED = "has no meaning on the device (pin_memory)"
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """One schema argument."""
+
+    name: str
+    kind: Kind
+    keyword_only: bool
+    has_default: bool
+    default: object
+    written: bool
+
+
+_KINDS = {
+    "Tensor": Kind.TENSOR,
+    "Optional[Tensor]": Kind.TENSOR,
+    "List[Tensor]": Kind.TENSORS,
+    "Optional[List[Tensor]]": Kind.TENSORS,
+    "List[Optional[Tensor]]": Kind.TENSORS,
+    "number": Kind.SCALAR,
+    "Optional[number]": Kind.SCALAR,
+    "float": Kind.SCALAR,
+    "Optional[float]": Kind.SCALAR,
+    "List[number]": Kind.SCALARS,
+    "Generator": Kind.GENERATOR,
+    "Optional[Generator]": Kind.GENERATOR,
+    "Device": Kind.DEVICE,
+    "Optional[Device]": Kind.DEVICE,
+}
+
+# Operators whose result size depends on the value of a number.
+_SIZED_BY_SCALARS = frozenset({"aten::arange", "aten::range"})
+
+_DYNAMIC_TAGS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+
+# Data-dependent operators that PyTorch does not tag as such.
+_UNTAGGED_DYNAMIC = frozenset({"aten::_pack_padded_sequence"})
+
+
+class Operator:
+    """One overload as the recorder sees it. Compared by identity: it is the first part of every key."""
+
+    # Not a dataclass: equality must be identity, and the hot path reads `op`.
+    __slots__ = ("op", "name", "arguments", "random", "dynamic", "returns", "written", "generator_position", "positional")
+
+    def __init__(self, op: OpOverload) -> None:
+        schema = op._schema
+        self.op = op
+        self.name: str = op.name()
+        sized = schema.name in _SIZED_BY_SCALARS
+        self.arguments = tuple(_argument(a, sized) for a in schema.arguments)
+        kinds = [a.kind for a in self.arguments]
+        self.random = Kind.GENERATOR in kinds
+        self.generator_position = kinds.index(Kind.GENERATOR) if self.random else -1
+        self.dynamic = bool(_DYNAMIC_TAGS & set(op.tags)) or self.name in _UNTAGGED_DYNAMIC
+        self.returns = len(schema.returns)
+        self.positional = sum(not a.keyword_only for a in self.arguments)
+        self.written = tuple(i for i, a in enumerate(self.arguments) if a.written)
+
+    def values(self, args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[object, ...]:
+        """Every argument in schema order, defaults filled in."""
+        filled = list(args)
+        for argument in self.arguments[len(args) :]:
+            filled.append(kwargs.get(argument.name, argument.default))
+        return tuple(filled)
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+def _argument(argument: torch._C.Argument, sized: bool) -> Argument:
+    kind = _KINDS.get(str(argument.type), Kind.STATIC)
+    if argument.name == "pin_memory":
+        kind = Kind.DROPPED
+    if sized and kind is Kind.SCALAR:
+        kind = Kind.STATIC_SCALAR
+    return Argument(
+        name=argument.name,
+        kind=kind,
+        keyword_only=argument.kwarg_only,
+        has_default=argument.has_default_value(),
+        default=argument.default_value if argument.has_default_value() else None,
+        written=argument.alias_info is not None and argument.alias_info.is_write,
+    )

@@ -1,0 +1,70 @@
+"""Where in the user's code an instruction was recorded.
+
+The stack is walked only when a new tree node is made: a program that was recorded before costs nothing here. Frames of
+PyTorch and of torch_ltc are skipped, so that the innermost line is one the user wrote.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from types import FrameType
+
+import torch
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+_SKIPPED = (_PACKAGE, _TORCH, "<torch_ltc", "<frozen", "<eval_with_key>")
+_ENGINE = "_engine_run_backward"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A line of user code; `backward` names the autograd node when the line is the one that called backward."""
+
+    file: str
+    line: int
+    function: str
+    backward: str = ""
+
+    def __str__(self) -> str:
+        if not self.file:
+            return "an unknown line"
+        text = f"{self.file}:{self.line} in {self.function}"
+        return f"{text} (in the backward of {self.backward})" if self.backward else text
+
+
+UNKNOWN = Source("", 0, "")
+
+
+def _user_frame(frame: FrameType | None) -> FrameType | None:
+    while frame is not None and frame.f_code.co_filename.startswith(_SKIPPED):
+        frame = frame.f_back
+    return frame
+
+
+def _backward_caller() -> FrameType | None:
+    """The user frame of a thread that waits in the autograd engine: backward runs on a thread of its own."""
+    for outer in sys._current_frames().values():
+        frame: FrameType | None = outer
+        while frame is not None:
+            if frame.f_code.co_name == _ENGINE:
+                return _user_frame(frame)
+            frame = frame.f_back
+    return None
+
+
+def current_source(depth: int = 1) -> Source:
+    """The innermost user line now, or the user's `backward()` line on an autograd thread."""
+    frame = _user_frame(sys._getframe(depth))
+    backward = ""
+    if frame is None:
+        frame = _backward_caller()
+        if frame is None:
+            return UNKNOWN
+        node = torch._C._current_autograd_node()
+        backward = node.name() if node is not None else "the graph"
+    code = frame.f_code
+    name = getattr(code, "co_qualname", code.co_name)
+    return Source(code.co_filename, frame.f_lineno, name, backward)

@@ -1,0 +1,115 @@
+"""Geometry of a tensor as plain, interned data.
+
+A `Spec` is everything about a tensor but its memory: dtype, sizes, strides, storage offset and the two lazy bits
+(conjugate, negative). Equal specs are one object, so that they compare by identity on the recording path.
+"""
+
+from __future__ import annotations
+
+import torch
+
+_SpecKey = tuple[torch.dtype, tuple[int, ...], tuple[int, ...], int, bool, bool]
+
+
+class Spec:
+    """One tensor geometry. Make it with `spec_of` or `make_spec`; never directly, or identity comparison breaks."""
+
+    # A plain slots class: it is built on every recording miss, and a frozen dataclass costs several times as much.
+    __slots__ = ("dtype", "size", "stride", "offset", "conj", "neg", "contiguous")
+
+    def __init__(self, key: _SpecKey) -> None:
+        self.dtype, self.size, self.stride, self.offset, self.conj, self.neg = key
+        # "contiguous" as the fast tensor constructor sees it: row-major strides that multiply the sizes as they are.
+        self.contiguous = self.offset == 0 and self.stride == row_major(self.size) and not (self.conj or self.neg)
+
+    @property
+    def key(self) -> _SpecKey:
+        """The plain tuple behind this spec."""
+        return (self.dtype, self.size, self.stride, self.offset, self.conj, self.neg)
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        count = 1
+        for length in self.size:
+            count *= length
+        return count
+
+    def extent(self) -> int:
+        """Number of storage elements that a tensor of this geometry reaches, its offset included."""
+        if 0 in self.size:
+            return self.offset
+        return self.offset + 1 + sum((n - 1) * s for n, s in zip(self.size, self.stride, strict=True))
+
+    def covers_storage(self) -> bool:
+        """True when the elements fill a storage from offset 0 without holes or overlap."""
+        return self.offset == 0 and self.extent() == self.numel and not self.overlaps_itself()
+
+    def overlaps_itself(self) -> bool:
+        """True when two elements certainly share one memory location (a stride of 0, as `expand` makes)."""
+        return any(n > 1 and s == 0 for n, s in zip(self.size, self.stride, strict=True)) and 0 not in self.size
+
+    def __repr__(self) -> str:
+        text = f"{str(self.dtype).removeprefix('torch.')}[{','.join(map(str, self.size))}]"
+        if not self.contiguous:
+            text += f" stride=({','.join(map(str, self.stride))})"
+            if self.offset:
+                text += f" offset={self.offset}"
+            text += " conj" if self.conj else ""
+            text += " neg" if self.neg else ""
+        return text
+
+
+_interned: dict[_SpecKey, Spec] = {}
+
+
+def row_major(size: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides of a dense row-major tensor of `size`, zero sizes multiplied as they are."""
+    strides = [1] * len(size)
+    step = 1
+    for i in range(len(size) - 1, -1, -1):
+        strides[i] = step
+        step *= size[i]
+    return tuple(strides)
+
+
+def contiguous_strides(size: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides PyTorch gives a fresh contiguous tensor of `size` (zero sizes count as one)."""
+    return row_major(tuple(max(length, 1) for length in size))
+
+
+def make_spec(
+    dtype: torch.dtype,
+    size: tuple[int, ...],
+    stride: tuple[int, ...],
+    offset: int = 0,
+    conj: bool = False,
+    neg: bool = False,
+) -> Spec:
+    """The one `Spec` of this geometry."""
+    key = (dtype, size, stride, offset, conj, neg)
+    spec = _interned.get(key)
+    if spec is None:
+        spec = _interned.setdefault(key, Spec(key))
+    return spec
+
+
+def spec_of(tensor: torch.Tensor) -> Spec:
+    """The one `Spec` of this tensor's geometry."""
+    key = (
+        tensor.dtype,
+        tuple(tensor.size()),
+        tensor.stride(),
+        tensor.storage_offset(),
+        tensor.is_conj(),
+        tensor.is_neg(),
+    )
+    spec = _interned.get(key)
+    if spec is None:
+        spec = _interned.setdefault(key, Spec(key))
+    return spec
+
+
+def interned_count() -> int:
+    """How many distinct geometries have been seen (they are few: one per shape in use)."""
+    return len(_interned)

@@ -1,0 +1,154 @@
+"""The prefix tree: every program ever recorded is a path from the root.
+
+Recording compares one small tuple with the child that came next last time. Keys are compared in full, always; a hash only
+finds the bucket. The tree is bounded: past the bound, the branches that were used least recently are dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch_ltc.program.instruction import Instruction
+
+Key = tuple[Any, ...]
+
+
+class Node:
+    """One position in the tree: the instruction that leads here and what may follow.
+
+    `size` and `dtype` repeat the geometry of a single contiguous fresh result, so that the hot path reads two slots.
+    `programs` maps the set of live outputs to what the runtime keeps for a program that was cut here.
+    """
+
+    # A plain slots class: one is built per new instruction, and the hot path reads its slots.
+    __slots__ = (
+        "key",
+        "parent",
+        "children",
+        "next",
+        "depth",
+        "instruction",
+        "plan",
+        "size",
+        "dtype",
+        "spec",
+        "operand",
+        "checked",
+        "settled",
+        "programs",
+        "last_used",
+    )
+
+    def __init__(self, key: Key, parent: Node | None, instruction: Instruction | None) -> None:
+        self.key = key
+        self.parent = parent
+        self.children: dict[Key, Node] = {}
+        self.next: Node = _NOWHERE
+        self.depth: int = 0 if parent is None else parent.depth + 1
+        self.instruction = instruction
+        self.plan: Any = None
+        self.size: Any = None
+        self.dtype: Any = None
+        self.spec: Any = None
+        self.operand: int = 0
+        self.checked: Any = None
+        # None until the call has run once; then what the interpreter must do to its results so that they match the
+        # recorded geometry (an empty tuple, nearly always).
+        self.settled: tuple[int, ...] | None = None
+        self.programs: dict[tuple[int, ...], Any] = {}
+        self.last_used = 0
+
+
+_NOWHERE: Any = None
+_NOWHERE = Node((), None, None)
+_NOWHERE.next = _NOWHERE
+_NOWHERE.key = ("nowhere",)
+
+
+class Tree:
+    """All programs. Not locked: its user holds the recorder's lock."""
+
+    def __init__(self) -> None:
+        self.root = Node((), None, None)
+        self.size = 1
+        self.forks = 0
+        self._clock = 0
+
+    def find(self, node: Node, key: Key) -> Node | None:
+        """The known child of `node` with exactly this key; it becomes the one expected next."""
+        child = node.children.get(key)
+        if child is not None:
+            node.next = child
+        return child
+
+    def add(self, node: Node, key: Key, instruction: Instruction) -> Node:
+        """A new child of `node`."""
+        child = Node(key, node, instruction)
+        if node.children:
+            self.forks += 1
+        node.children[key] = child
+        node.next = child
+        self.size += 1
+        return child
+
+    def touch(self, leaf: Node) -> None:
+        """Mark the program that ends at `leaf` as just used."""
+        self._clock += 1
+        leaf.last_used = self._clock
+
+    def path(self, leaf: Node) -> list[Node]:
+        """Nodes from the first instruction to `leaf`."""
+        nodes: list[Node] = []
+        node: Node | None = leaf
+        while node is not None and node.parent is not None:
+            nodes.append(node)
+            node = node.parent
+        nodes.reverse()
+        return nodes
+
+    def nodes(self) -> Iterator[Node]:
+        """Every node but the root, in no particular order."""
+        waiting = list(self.root.children.values())
+        while waiting:
+            node = waiting.pop()
+            yield node
+            waiting.extend(node.children.values())
+
+    def prune(self, keep: int, dropped: Callable[[Node], None]) -> None:
+        """Drop least recently used programs until at most `keep` nodes are left; `dropped` sees each dropped node."""
+        ends = sorted((n for n in self.nodes() if n.programs), key=lambda n: n.last_used, reverse=True)
+        kept: set[int] = set()
+        for end in ends:
+            node: Node | None = end
+            added: list[int] = []
+            while node is not None and node.parent is not None and id(node) not in kept:
+                added.append(id(node))
+                node = node.parent
+            if len(kept) + len(added) > keep:
+                continue
+            kept.update(added)
+        for node in list(self.nodes()):
+            if id(node) not in kept:
+                dropped(node)
+        self._sweep(kept)
+        self.size = 1 + len(kept)
+
+    def _sweep(self, kept: set[int]) -> None:
+        waiting = [self.root]
+        while waiting:
+            node = waiting.pop()
+            for key, child in list(node.children.items()):
+                if id(child) in kept:
+                    waiting.append(child)
+                else:
+                    del node.children[key]
+                    # Cut the way up, so that a dropped branch is freed by reference counts and not by the collector.
+                    child.parent = None
+            if node.next is not _NOWHERE and id(node.next) not in kept:
+                node.next = next(iter(node.children.values()), _NOWHERE)
+
+    def clear(self) -> None:
+        """Forget every program."""
+        self.root = Node((), None, None)
+        self.size = 1

@@ -1,0 +1,1 @@
+"""Run what was recorded, later: buffers, the pending program, sync, cache, executor, random numbers."""

@@ -1,0 +1,107 @@
+"""The memory behind a lazy storage.
+
+One `Buffer` hangs on each lazy storage object, is shared by all its views and dies with it: it is the handle, the alias
+group and the sign of life in one.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import torch
+
+from torch_ltc.errors import LtcError, PoisonedTensorError
+from torch_ltc.program.spec import Spec
+
+_identities = itertools.count(1)
+storage_of = torch._C.TensorBase.untyped_storage
+
+
+class Buffer:
+    """State of one storage.
+
+    - `number` >= the recorder's base: a pending instruction defines it, as value `number`, with geometry `spec`.
+    - `number` is -1 and there is no `data`: nobody has written to it yet.
+    - otherwise `data` holds its physical tensor, once the program that defines it has run.
+    - `error`: the call that should have made it failed; every read says so.
+    """
+
+    # A plain slots class: one is built per recorded result.
+    __slots__ = ("number", "spec", "data", "error", "views", "views_base", "input", "_identity", "__weakref__")
+
+    def __init__(self, number: int, spec: Spec) -> None:
+        self.number = number
+        self.spec = spec
+        self.data: torch.Tensor | None = None
+        self.error: LtcError | None = None
+        self.views: dict[Spec, int] | None = None
+        self.views_base = -1
+        self.input = -1
+        self._identity = 0
+
+    @property
+    def identity(self) -> int:
+        """A number that no other buffer of this process has."""
+        if not self._identity:
+            self._identity = next(_identities)
+        return self._identity
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the physical storage, or what it will need."""
+        if self.data is not None:
+            return int(self.data.untyped_storage().nbytes())
+        return self.spec.extent() * self.spec.dtype.itemsize
+
+    def physical(self, spec: Spec, device: torch.device) -> torch.Tensor:
+        """The physical tensor seen with geometry `spec`. For the executor's thread, after the defining job has run."""
+        data = self.data
+        if data is None:
+            # Never written: memory with whatever is in it, as eager's `empty` gives.
+            base = self.spec
+            data = self.data = torch.empty_strided(base.size, base.stride, dtype=base.dtype, device=device)
+        if spec is self.spec:
+            return data
+        return alias_physical(data, spec)
+
+
+def alias_physical(data: torch.Tensor, spec: Spec) -> torch.Tensor:
+    """A physical tensor of geometry `spec` on the storage of `data`."""
+    tensor = torch.empty(0, dtype=spec.dtype, device=data.device)
+    storage = data.untyped_storage()
+    needed = spec.extent() * spec.dtype.itemsize
+    if storage.nbytes() < needed:
+        storage.resize_(needed)
+    tensor.set_(storage, spec.offset, spec.size, spec.stride)
+    if spec.conj:
+        tensor = torch._conj(tensor)
+    if spec.neg:
+        tensor = torch._neg_view(tensor)
+    return tensor
+
+
+def buffer_of(tensor: torch.Tensor) -> Buffer:
+    """The buffer of a lazy tensor."""
+    storage: Any = storage_of(tensor)
+    try:
+        buffer: Buffer = storage.handle
+    except AttributeError:
+        raise LtcError(
+            "this ltc tensor has no buffer: its storage was made by code that does not know the device.\n"
+            "  try: make the tensor on the CPU and move it with .to('ltc')"
+        ) from None
+    return buffer
+
+
+def attach(tensor: torch.Tensor, buffer: Buffer) -> None:
+    """Make `buffer` the memory of this tensor's storage."""
+    storage: Any = storage_of(tensor)
+    storage.handle = buffer
+
+
+def poisoned(error: LtcError) -> PoisonedTensorError:
+    """The error that reading a lost tensor raises, made from the one that lost it."""
+    lost = PoisonedTensorError(f"this tensor was never computed, because an earlier call failed:\n  {error}")
+    lost.__cause__ = error
+    return lost

@@ -1,0 +1,162 @@
+"""What is kept for each known program, and the bound on compiled ones.
+
+An entry hangs on the tree node where its program was cut, under the program's live outputs: it is found by comparing keys in
+full. The fingerprint exists for people and files; nothing is decided by it alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections import OrderedDict
+
+from torch_ltc.config import settings
+from torch_ltc.lowering.interface import Computation
+from torch_ltc.program.instruction import Call, Program
+from torch_ltc.program.render import program_text
+
+_identities = itertools.count(1)
+
+
+def next_identity() -> int:
+    """A number for a new program."""
+    return next(_identities)
+
+
+class Entry:
+    """A program, its reference computation, and its compiled one while it is kept."""
+
+    __slots__ = ("program", "runs", "reference", "compiled", "backend", "refused", "op_counts", "restored", "fingerprint")
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.runs = 0
+        self.reference: Computation | None = None
+        self.compiled: Computation | None = None
+        # Name of the backend that made `compiled`, and of the one that could not.
+        self.backend = ""
+        self.refused = ""
+        self.op_counts = program.op_counts()
+        self.restored = inputs_to_restore(program)
+        self.fingerprint = b""
+
+
+# Calls that may fail on data although their geometry is right. What a program writes to its inputs before the last of them
+# is saved before a compiled run, so that the run can be repeated call by call when it fails.
+_MAY_FAIL = (
+    "embedding",
+    "index",
+    "gather",
+    "scatter",
+    "take",
+    "put",
+    "nll_loss",
+    "linalg",
+    "cholesky",
+    "inverse",
+    "lu_",
+    "svd",
+    "multinomial",
+    "bernoulli",
+    "binomial",
+    "poisson",
+    "_assert",
+    "normal",
+    "multi_margin",
+    "multilabel",
+    "histc",
+    "segment_reduce",
+    "max_unpool",
+    "ctc_loss",
+    "masked_scatter",
+    "binary_cross_entropy",
+    "ormqr",
+    "geqrf",
+    "triangular_solve",
+    "one_hot",
+    "repeat_interleave",
+    "searchsorted",
+    "bucketize",
+)
+
+
+def may_fail(call: Call) -> bool:
+    """True when the call's success depends on data, or is not known."""
+    name = call.op._schema.name
+    return not name.startswith("aten::") or any(word in name for word in _MAY_FAIL)
+
+
+def inputs_to_restore(program: Program) -> tuple[int, ...]:
+    """Positions of the inputs that the program writes to before its last call that may fail."""
+    calls = program.calls
+    last = max((i for i, call in enumerate(calls) if may_fail(call)), default=-1)
+    inputs = program.inputs
+    buffer_of_value: dict[int, int] = {i.number: i.buffer for i in inputs}
+    written: set[int] = set()
+    for position, call in enumerate(calls):
+        for item, number in zip(call.flat_returns, call.numbers, strict=True):
+            operand = call.operands[item.operand] if item.operand >= 0 and number >= 0 else -1
+            if operand in buffer_of_value:
+                buffer_of_value[number] = buffer_of_value[operand]
+        if position < last:
+            written.update(buffer_of_value[n] for n in call.mutated if n in buffer_of_value)
+    first: dict[int, int] = {}
+    for position, instruction in enumerate(inputs):
+        first.setdefault(instruction.buffer, position)
+    return tuple(first[buffer] for buffer in sorted(written))
+
+
+def fingerprint(program: Program) -> bytes:
+    """16 bytes that stand for the program's text. Not an identity: two programs may share them."""
+    return hashlib.blake2b(program_text(program).encode(), digest_size=16).digest()
+
+
+class ExecutableCache:
+    """Least recently used bound on compiled programs, and the fingerprint table for callers that keep only bytes."""
+
+    def __init__(self) -> None:
+        self._compiled: OrderedDict[int, Entry] = OrderedDict()
+        self._by_fingerprint: dict[bytes, Entry] = {}
+
+    def used(self, entry: Entry) -> None:
+        """A compiled entry was made or used: keep it, and drop the oldest past the bound."""
+        identity = entry.program.identity
+        self._compiled[identity] = entry
+        self._compiled.move_to_end(identity)
+        while len(self._compiled) > settings.executables_bound:
+            _, oldest = self._compiled.popitem(last=False)
+            oldest.compiled = None
+
+    def dropped(self, entry: Entry) -> None:
+        """The entry left the tree."""
+        self._compiled.pop(entry.program.identity, None)
+        self._by_fingerprint.pop(entry.fingerprint, None)
+
+    def __len__(self) -> int:
+        return len(self._compiled)
+
+    def publish(self, entry: Entry) -> bytes:
+        """Bytes by which `find` gives back exactly this entry, whatever other fingerprints are."""
+        if not entry.fingerprint:
+            digest = base = fingerprint(entry.program)
+            attempt = 0
+            while digest in self._by_fingerprint:
+                attempt += 1
+                digest = hashlib.blake2b(base + attempt.to_bytes(8, "little"), digest_size=16).digest()
+            entry.fingerprint = digest
+            self._by_fingerprint[digest] = entry
+        return entry.fingerprint
+
+    def find(self, digest: bytes) -> Entry | None:
+        """The entry published under these bytes."""
+        return self._by_fingerprint.get(digest)
+
+    def clear(self) -> None:
+        """Forget compiled programs and fingerprints."""
+        for entry in self._compiled.values():
+            entry.compiled = None
+        self._compiled.clear()
+        self._by_fingerprint.clear()
+
+
+executables = ExecutableCache()

@@ -1,0 +1,105 @@
+"""One worker thread per process that runs queued work on the physical device, in order.
+
+Everything that touches physical tensors runs here: programs, reads, eager fallbacks. The worker's thread-local state is
+clean (no grad mode, no autocast, no function transforms of the user's thread). The queue is bounded.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+import torch
+
+from torch_ltc.config import settings
+from torch_ltc.errors import LtcError
+
+Result = TypeVar("Result")
+
+
+def _prepare_worker() -> None:
+    torch.set_grad_enabled(False)
+
+
+class Executor:
+    """Runs callables one after the other on a thread of its own."""
+
+    def __init__(self) -> None:
+        self._pool: ThreadPoolExecutor | None = None
+        self._worker = 0
+        self._process = os.getpid()
+        self._room = threading.Condition()
+        self._waiting = 0
+        self._last: Future[object] | None = None
+        self._threads = 0
+        self._errors: list[LtcError] = []
+
+    def submit(self, work: Callable[[], Result]) -> Future[Result]:
+        """Queue `work`; waits while `queue_bound` items are queued. From the worker itself, runs it at once."""
+        if threading.get_ident() == self._worker:
+            done: Future[Result] = Future()
+            done.set_result(work())
+            return done
+        if os.getpid() != self._process:
+            raise LtcError(
+                "the ltc device was used before this process was forked, and cannot be used in the child",
+                hint="use the 'spawn' start method, or keep ltc tensors out of DataLoader workers",
+            )
+        pool = self._pool
+        if pool is None:
+            pool = self._pool = ThreadPoolExecutor(1, "torch_ltc", _prepare_worker)
+        with self._room:
+            self._room.wait_for(lambda: self._waiting < settings.queue_bound)
+            self._waiting += 1
+        threads = torch.get_num_threads()
+
+        def run() -> Result:
+            self._worker = threading.get_ident()
+            if threads != self._threads:
+                # The number of kernel threads is a setting of each thread; the user set it on theirs.
+                torch.set_num_threads(threads)
+                self._threads = threads
+            try:
+                return work()
+            finally:
+                with self._room:
+                    self._waiting -= 1
+                    self._room.notify_all()
+
+        future = pool.submit(run)
+        self._last = future  # type: ignore[assignment]
+        return future
+
+    def call(self, work: Callable[[], Result]) -> Result:
+        """Queue `work` and wait for its result."""
+        return self.submit(work).result()
+
+    def drain(self) -> None:
+        """Wait until everything queued so far has run."""
+        last = self._last
+        if last is not None and threading.get_ident() != self._worker:
+            last.exception()
+
+    def report(self, error: LtcError) -> None:
+        """Keep an error of a program for the next sync or read."""
+        self._errors.append(error)
+
+    def raise_reported(self) -> None:
+        """Raise the first error that nobody has seen yet; the others of the same moment are its notes."""
+        if self._errors:
+            errors, self._errors = self._errors, []
+            raise errors[0]
+
+    def unseen(self, error: BaseException) -> bool:
+        """True when this error waits to be raised."""
+        return any(kept is error for kept in self._errors)
+
+    def forget(self, error: BaseException) -> None:
+        """This error has been raised to the user by other means."""
+        self._errors = [kept for kept in self._errors if kept is not error]
+
+
+executor = Executor()

@@ -1,0 +1,464 @@
+"""The pending program: where recording stands in the tree, and what it has touched.
+
+There is one recorder for the device. Autograd runs backward on threads of its own, and a step's forward and backward belong
+to one program, so the recorder is shared by all threads and guarded by `lock`. Kernels hold it while they record.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+
+from torch_ltc.config import settings
+from torch_ltc.errors import DeviceMismatchError
+from torch_ltc.program.infer import OperandIndex, infer
+from torch_ltc.program.instruction import (
+    DEVICE_GENERATOR,
+    PHYSICAL_DEVICE,
+    Call,
+    Input,
+    Layout,
+    Return,
+    ReturnKind,
+    Returns,
+    Scalar,
+    Value,
+    flatten_returns,
+)
+from torch_ltc.program.operator import Kind, Operator
+from torch_ltc.program.source import UNKNOWN, current_source
+from torch_ltc.program.spec import Spec, spec_of
+from torch_ltc.program.tree import Key, Node, Tree
+from torch_ltc.runtime.buffer import Buffer, buffer_of
+
+aten = torch.ops.aten
+NUMBER_TYPES = frozenset({int, float, bool, complex})
+
+# Operators that take index tensors from the CPU, as PyTorch's other devices do.
+_CPU_OPERANDS = frozenset(
+    {"aten::index.Tensor", "aten::index_put_", "aten::index_put", "aten::_index_put_impl_", "aten::_unsafe_index.Tensor"}
+)
+# How many values of an operator's run-time numbers are checked against its meta kernel before they are trusted.
+_CHECKED_SCALARS = 8
+
+_AS_STRIDED = Operator(aten.as_strided.default)
+_VIEW_DTYPE = Operator(aten.view.dtype)
+_VIEW_AS_REAL = Operator(aten.view_as_real.default)
+_CONJ = Operator(aten._conj.default)
+_NEG_VIEW = Operator(aten._neg_view.default)
+_EMPTY = Operator(aten.empty_strided.default)
+_DEVICE = torch.device("cpu")
+
+
+class _InputMarker:
+    def __repr__(self) -> str:
+        return "input"
+
+
+_INPUT = _InputMarker()
+
+
+class Recorder:
+    """The pending program. `base` is the absolute number of its first value, `count` that of the next one.
+
+    A tensor's `_ltc` attribute is the absolute number of its value: below `base`, it is stale. It is only a cache; the
+    truth is the buffer on the storage plus the tensor's geometry.
+    """
+
+    __slots__ = (
+        "base",
+        "count",
+        "node",
+        "tree",
+        "buffers",
+        "inputs",
+        "scalars",
+        "numbers",
+        "random",
+        "started",
+        "lock",
+        "on_full",
+        "bound",
+    )
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.tree = Tree()
+        self.base = 0
+        self.count = 0
+        self.on_full: Callable[[], None] = lambda: None
+        self.bound = settings.pending_bound
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin the next program."""
+        self.base = self.count
+        self.node = self.tree.root
+        self.buffers: list[Buffer] = []
+        self.inputs: list[Buffer] = []
+        self.scalars: list[Any] = []
+        # Numbers of the call being recorded; they join `scalars` once the call is known to be right.
+        self.numbers: list[Any] = []
+        self.random = False
+        self.started = 0.0
+        if self.bound != settings.pending_bound:
+            # Known paths are followed without looking at the bound: paths made under another bound must go.
+            self.bound = settings.pending_bound
+            self.tree.clear()
+            self.node = self.tree.root
+
+    @property
+    def empty(self) -> bool:
+        """True when nothing is pending."""
+        return self.node.parent is None
+
+    # ---- operands -------------------------------------------------------------------------------------------------
+
+    def operand(self, value: Any, operator: Operator | None = None) -> Any:
+        """The key part for a tensor argument: its value number, or the type of a Python number in its place."""
+        if value is None:
+            return None
+        kind = type(value)
+        if kind in NUMBER_TYPES:
+            self.numbers.append(value)
+            return kind
+        if value.device.type != "ltc":
+            return self._foreign(value, operator)
+        number = self.value_of(buffer_of(value), spec_of(value))
+        value._ltc = number
+        return number - self.base
+
+    def value_of(self, buffer: Buffer, spec: Spec) -> int:
+        """The absolute number of the value that is `buffer` seen as `spec`, recording a view or an input if need be."""
+        base = self.base
+        if buffer.number >= base and buffer.spec is spec:
+            return buffer.number
+        if buffer.views_base == base and buffer.views is not None:
+            number = buffer.views.get(spec)
+            if number is not None:
+                return number
+        if buffer.number >= base:
+            return self._derive(buffer, spec)
+        if buffer.data is None and buffer.number < 0:
+            self._define_empty(buffer)
+            return buffer.number if buffer.spec is spec else self._derive(buffer, spec)
+        return self._input(buffer, spec)
+
+    def remember_view(self, buffer: Buffer, spec: Spec, number: int) -> None:
+        """Let later lookups of this geometry on this buffer find value `number`."""
+        if buffer.views_base != self.base or buffer.views is None:
+            buffer.views = {}
+            buffer.views_base = self.base
+        buffer.views[spec] = number
+
+    def _input(self, buffer: Buffer, spec: Spec) -> int:
+        if buffer.input < 0 or buffer.input >= len(self.inputs) or self.inputs[buffer.input] is not buffer:
+            buffer.input = len(self.inputs)
+            self.inputs.append(buffer)
+        key = (_INPUT, buffer.input, spec)
+        node = self.node
+        child = self.tree.find(node, key)
+        if child is None:
+            child = self.tree.add(node, key, Input(buffer.input, spec, self.count - self.base, UNKNOWN))
+        self.step(child)
+        number = self.count
+        self.count = number + 1
+        self.remember_view(buffer, spec, number)
+        return number
+
+    def _define_empty(self, buffer: Buffer) -> None:
+        spec = buffer.spec
+        statics = (spec.size, spec.stride, spec.dtype, None, True)
+        self._internal(_EMPTY, (_EMPTY, *statics), (spec.size, spec.stride, spec.dtype, None, _DEVICE, None), ())
+        buffer.number = self.count
+        self.count += 1
+        self.buffers.append(buffer)
+
+    def _derive(self, buffer: Buffer, spec: Spec) -> int:
+        """Record the views that lead from the buffer's defining value to geometry `spec`."""
+        number, have = buffer.number, buffer.spec
+        if have.dtype is not spec.dtype:
+            if have.dtype.is_complex and have.dtype.to_real() is spec.dtype:
+                number, have = self._view(_VIEW_AS_REAL, number, have)
+            else:
+                number, have = self._view(_VIEW_DTYPE, number, have, spec.dtype)
+        if (have.size, have.stride, have.offset) != (spec.size, spec.stride, spec.offset):
+            number, have = self._view(_AS_STRIDED, number, have, spec.size, spec.stride, spec.offset)
+        if have.conj != spec.conj:
+            number, have = self._view(_CONJ, number, have)
+        if have.neg != spec.neg:
+            number, have = self._view(_NEG_VIEW, number, have)
+        self.remember_view(buffer, spec, number)
+        return number
+
+    def _view(self, operator: Operator, number: int, have: Spec, *statics: Any) -> tuple[int, Spec]:
+        key = (operator, number - self.base, *statics)
+        child = self._internal(operator, key, (OperandIndex(0), *statics), (have,))
+        number = self.count
+        self.count = number + 1
+        return number, child.spec
+
+    def _internal(self, operator: Operator, key: Key, values: tuple[Any, ...], specs: tuple[Spec, ...]) -> Node:
+        """Step over a call that the recorder itself needs."""
+        child = self.tree.find(self.node, key)
+        if child is None:
+            child = self._extend(key, operator, values, specs, range(len(specs)))
+        self.step(child)
+        return child
+
+    def _foreign(self, tensor: torch.Tensor, operator: Operator | None) -> int:
+        """A CPU tensor among lazy ones: a zero-dimensional one, or an index, is uploaded as it is now."""
+        allowed = tensor.dim() == 0 or (operator is not None and operator.name in _CPU_OPERANDS)
+        if tensor.device.type != "cpu" or not allowed:
+            self.numbers.clear()
+            what = operator.name if operator is not None else "an operation"
+            raise DeviceMismatchError(
+                f"Expected all tensors to be on the same device, but found at least two devices, ltc:0 and {tensor.device}! "
+                f"(in {what})",
+                source=str(current_source()),
+                hint="move the tensor with .to('ltc')",
+            )
+        return self._input(*self.adopt(tensor)) - self.base
+
+    def adopt(self, tensor: torch.Tensor) -> tuple[Buffer, Spec]:
+        """A new buffer with a copy of this CPU tensor, as it is now."""
+        data = tensor.detach().clone(memory_format=torch.contiguous_format)
+        device = torch.device(settings.device_type, settings.device_ordinal) if settings.device_type != "cpu" else None
+        data = data if device is None else data.to(device)
+        spec = spec_of(data)
+        buffer = Buffer(-1, spec)
+        buffer.data = data
+        return buffer, spec
+
+    # ---- steps ----------------------------------------------------------------------------------------------------
+
+    def step(self, child: Node) -> None:
+        """Move to `child`."""
+        if not self.started:
+            self.started = time.perf_counter()
+        self.node = child
+
+    def key_of(self, operator: Operator, values: tuple[Any, ...]) -> Key:
+        """The key of a call, made argument by argument: the slow way, for calls without a kernel of their own."""
+        parts: list[Any] = [operator]
+        for argument, value in zip(operator.arguments, values, strict=True):
+            kind = argument.kind
+            if kind is Kind.TENSOR:
+                parts.append(self.operand(value, operator))
+            elif kind is Kind.TENSORS:
+                parts.append(None if value is None else tuple([self.operand(item, operator) for item in value]))
+            elif kind is Kind.SCALAR:
+                parts.append(None if value is None else self.scalar(value))
+            elif kind is Kind.SCALARS:
+                parts.append(tuple([self.scalar(item) for item in value]))
+            elif kind is Kind.STATIC_SCALAR:
+                parts.append((type(value), value))
+            elif kind is Kind.DEVICE:
+                parts.append(value is not None)
+            elif kind is Kind.STATIC:
+                parts.append(freeze(value))
+        return tuple(parts)
+
+    def scalar(self, value: Any) -> type:
+        """The key part for a run-time number."""
+        kind = type(value)
+        if kind not in NUMBER_TYPES:
+            value = plain_number(value)
+            kind = type(value)
+        self.numbers.append(value)
+        return kind
+
+    def advance(self, key: Key, operator: Operator, values: tuple[Any, ...]) -> Node:
+        """The child for this call, found or made. Raises what eager would raise for wrong arguments."""
+        try:
+            if self.node.depth >= self.bound:
+                self.numbers.clear()
+                self.on_full()
+                key = self.key_of(operator, values)
+            child = self.tree.find(self.node, key)
+            if child is None:
+                tensors = operand_tensors(operator, values)
+                specs = [spec_of(t) for t in tensors]
+                groups = storage_groups(tensors)
+                child = self._extend(key, operator, values, specs, groups)
+        except BaseException:
+            self.numbers.clear()
+            raise
+        if not self.started:
+            self.started = time.perf_counter()
+        return child
+
+    def preview(self, operator: Operator, values: tuple[Any, ...]) -> Returns:
+        """What the call would return; nothing is recorded."""
+        tensors = operand_tensors(operator, values)
+        return self._infer(operator, values, [spec_of(t) for t in tensors], storage_groups(tensors), ())
+
+    def recheck(self, child: Node, operator: Operator, values: tuple[Any, ...]) -> None:
+        """The numbers of a known call changed: ask its meta kernel whether they are acceptable."""
+        numbers = tuple(self.numbers)
+        seen = child.checked
+        if seen is None or len(seen) >= _CHECKED_SCALARS or numbers in seen or operator.op.namespace != "aten":
+            return
+        if "_foreach_" in operator.name or "_fused_" in operator.name:
+            return
+        try:
+            tensors = operand_tensors(operator, values)
+            specs = [spec_of(t) for t in tensors]
+            self._infer(operator, values, specs, storage_groups(tensors), numbers)
+        except BaseException:
+            self.numbers.clear()
+            raise
+        seen.add(numbers)
+
+    def _extend(self, key: Key, operator: Operator, values: tuple[Any, ...], specs: Any, groups: Any) -> Node:
+        args, kwargs, operands = self._template(key, operator, values)
+        returns = self._infer(operator, values, specs, groups, ())
+        first = self.count - self.base
+        numbers = result_numbers(flatten_returns(returns), first)
+        call = Call(operator.op, args, kwargs, operands, returns, first, current_source(2), operator.random, numbers, Layout())
+        child = self.tree.add(self.node, key, call)
+        single = returns[0] if len(returns) == 1 and isinstance(returns[0], Return) else None
+        if single is not None and single.kind in (ReturnKind.FRESH, ReturnKind.VIEW) and single.spec is not None:
+            child.spec = single.spec
+            if single.spec.contiguous and single.kind is ReturnKind.FRESH:
+                child.size, child.dtype = single.spec.size, single.spec.dtype
+        child.checked = {tuple(self.numbers)}
+        return child
+
+    def _infer(self, operator: Operator, values: tuple[Any, ...], specs: Any, groups: Any, numbers: Any) -> Returns:
+        """Ask for the call's returns with tensors replaced by their place among the operands."""
+        places = iter(range(len(specs)))
+
+        def place(value: Any) -> Any:
+            return OperandIndex(next(places)) if isinstance(value, (torch.Tensor, OperandIndex)) else value
+
+        args: list[Any] = []
+        for argument, value in zip(operator.arguments, values, strict=True):
+            if argument.kind is Kind.TENSOR:
+                args.append(place(value))
+            elif argument.kind is Kind.TENSORS and value is not None:
+                args.append([place(item) for item in value])
+            elif argument.kind is Kind.DROPPED:
+                args.append(None)
+            else:
+                args.append(value)
+        signature = (operator, tuple(specs), tuple(groups), numbers, statics_of(operator, values))
+        split = operator.positional
+        kwargs = {a.name: v for a, v in zip(operator.arguments[split:], args[split:], strict=True)}
+        return infer(operator.op, args[:split], kwargs, specs, groups, signature)
+
+    def _template(self, key: Key, operator: Operator, values: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, Any], tuple[int, ...]]:
+        """Arguments with value numbers, scalar slots and markers in place of what changes from run to run."""
+        parts = iter(key[1:])
+        slot = len(self.scalars)
+        operands: list[int] = []
+
+        def tensor(part: Any) -> Any:
+            nonlocal slot
+            if part is None:
+                return None
+            if isinstance(part, type):
+                slot += 1
+                return Scalar(slot - 1, part)
+            operands.append(part)
+            return Value(part)
+
+        filled: list[Any] = []
+        for argument, value in zip(operator.arguments, values, strict=True):
+            kind = argument.kind
+            if kind is Kind.GENERATOR:
+                filled.append(DEVICE_GENERATOR)
+                continue
+            if kind is Kind.DROPPED:
+                filled.append(None)
+                continue
+            part = next(parts)
+            if kind is Kind.TENSOR or (kind is Kind.SCALAR and part is not None):
+                filled.append(tensor(part))
+            elif kind in (Kind.TENSORS, Kind.SCALARS):
+                filled.append(None if part is None else tuple([tensor(item) for item in part]))
+            elif kind is Kind.DEVICE:
+                filled.append(PHYSICAL_DEVICE if part else None)
+            else:
+                filled.append(freeze(value))
+        split = operator.positional
+        kwargs = {a.name: v for a, v in zip(operator.arguments[split:], filled[split:], strict=True)}
+        return tuple(filled[:split]), kwargs, tuple(operands)
+
+
+def statics_of(operator: Operator, values: tuple[Any, ...]) -> Key:
+    """What the returns depend on besides the operands: static arguments, and types of numbers."""
+    parts: list[Any] = []
+    for argument, value in zip(operator.arguments, values, strict=True):
+        kind = argument.kind
+        if kind is Kind.TENSOR:
+            parts.append(type(value) if type(value) in NUMBER_TYPES else value is None)
+        elif kind is Kind.TENSORS:
+            parts.append(None if value is None else tuple([item is None for item in value]))
+        elif kind is Kind.SCALAR:
+            parts.append(type(value))
+        elif kind is Kind.SCALARS:
+            parts.append(tuple([type(item) for item in value]))
+        elif kind is Kind.STATIC_SCALAR:
+            parts.append((type(value), value))
+        elif kind is Kind.STATIC:
+            parts.append(freeze(value))
+        elif kind is Kind.DEVICE:
+            parts.append(value is not None)
+    return tuple(parts)
+
+
+def operand_tensors(operator: Operator, values: tuple[Any, ...]) -> list[torch.Tensor]:
+    """The tensors of a call in argument order, lists opened."""
+    tensors: list[torch.Tensor] = []
+    for argument, value in zip(operator.arguments, values, strict=True):
+        if argument.kind is Kind.TENSOR:
+            if isinstance(value, torch.Tensor):
+                tensors.append(value)
+        elif argument.kind is Kind.TENSORS and value is not None:
+            tensors.extend(item for item in value if isinstance(item, torch.Tensor))
+    return tensors
+
+
+def storage_groups(tensors: list[torch.Tensor]) -> list[int]:
+    """For each tensor the place of the first one that shares its storage."""
+    first: dict[int, int] = {}
+    return [first.setdefault(t.untyped_storage()._cdata, i) for i, t in enumerate(tensors)]
+
+
+def result_numbers(returns: list[Return], first: int) -> tuple[int, ...]:
+    """Value number of each return, -1 where it makes no value."""
+    numbers: list[int] = []
+    for item in returns:
+        if item.kind in (ReturnKind.FRESH, ReturnKind.VIEW):
+            numbers.append(first)
+            first += 1
+        else:
+            numbers.append(-1)
+    return tuple(numbers)
+
+
+def freeze(value: Any) -> Any:
+    """A hashable form of a static argument."""
+    return tuple([freeze(item) for item in value]) if isinstance(value, (list, tuple)) else value
+
+
+def plain_number(value: Any) -> Any:
+    """A Python number from a NumPy scalar or a symbolic one."""
+    if isinstance(value, torch.Tensor):
+        return value.item()
+    for kind in (bool, int, float, complex):
+        if isinstance(value, kind):
+            return kind(value)
+    return _reject(value)
+
+
+def _reject(value: object) -> NoReturn:
+    raise TypeError(f"expected a number, got {type(value).__name__}: {value!r}")
+
+
+recorder = Recorder()

@@ -1,0 +1,1 @@
+"""Whole trainings on the device against the same trainings on eager CPU."""

@@ -1,0 +1,129 @@
+"""PyTorch's optimizers, in every form they have, change parameters on the device as on eager CPU."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim import (
+    ASGD,
+    LBFGS,
+    SGD,
+    Adadelta,
+    Adagrad,
+    Adam,
+    Adamax,
+    AdamW,
+    NAdam,
+    Optimizer,
+    RAdam,
+    RMSprop,
+    Rprop,
+)
+
+from tests.models import training
+from tests.models.layer_cases import classification_loss, multilayer_perceptron, vectors
+from tests.models.training import Case
+from torch_ltc.config import settings
+
+Options = Mapping[str, Any]
+
+OPTIMIZERS: list[tuple[str, type[Optimizer], Options]] = [
+    ("sgd", SGD, {"lr": 0.05}),
+    ("sgd_momentum", SGD, {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.01}),
+    ("adam", Adam, {"lr": 0.01}),
+    ("adam_amsgrad", Adam, {"lr": 0.01, "amsgrad": True, "weight_decay": 0.01}),
+    ("adamw", AdamW, {"lr": 0.01}),
+    ("rmsprop", RMSprop, {"lr": 0.01}),
+    ("rmsprop_centered", RMSprop, {"lr": 0.01, "momentum": 0.9, "centered": True}),
+    ("adagrad", Adagrad, {"lr": 0.05, "lr_decay": 0.01}),
+    ("adadelta", Adadelta, {"lr": 1.0}),
+    ("nadam", NAdam, {"lr": 0.01}),
+    ("radam", RAdam, {"lr": 0.01}),
+    ("adamax", Adamax, {"lr": 0.01}),
+    ("asgd", ASGD, {"lr": 0.05}),
+    ("rprop", Rprop, {"lr": 0.01}),
+]
+# Where PyTorch has a fused CPU kernel, and where the step counter may live on the device.
+FUSED = (SGD, Adam, AdamW, Adagrad)
+CAPTURABLE = (Adam, AdamW, RMSprop, Adadelta, NAdam, RAdam, Adamax, ASGD, Rprop)
+
+
+def case(name: str, kind: type[Optimizer], options: Options, cpu_options: Options) -> Case:
+    """The training of a small network with one form of one optimizer."""
+    return Case(name, multilayer_perceptron, vectors, classification_loss, kind, options, cpu_options)
+
+
+EXACT_CASES = [
+    *(case(f"{name}_default", kind, options, {"foreach": True}) for name, kind, options in OPTIMIZERS),
+    *(case(f"{name}_single", kind, {**options, "foreach": False}, {}) for name, kind, options in OPTIMIZERS),
+    *(
+        case(f"{name}_fused", kind, {**options, "fused": True}, {})
+        for name, kind, options in OPTIMIZERS
+        if kind in FUSED
+    ),
+]
+# A capturable optimizer computes its bias corrections in float32 on the device instead of in Python's floats.
+CAPTURABLE_CASES = [
+    case(f"{name}_capturable", kind, {**options, "capturable": True}, {"capturable": False, "foreach": True})
+    for name, kind, options in OPTIMIZERS
+    if kind in CAPTURABLE
+]
+
+
+def identify(case: Case) -> str:
+    """The case's name in test reports."""
+    return case.name
+
+
+@pytest.mark.parametrize("case", EXACT_CASES, ids=identify)
+def test_interpreter_training_has_the_bits_of_eager(case: Case) -> None:
+    training.assert_interpreter_bit_equal(case)
+
+
+@pytest.mark.parametrize("case", CAPTURABLE_CASES, ids=identify)
+def test_capturable_training_equals_eager_within_rounding(case: Case) -> None:
+    expected = training.eager_training(case)
+    training.assert_learned(expected)
+    training.assert_equal(training.device_training(case, "interpreter"), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", EXACT_CASES + CAPTURABLE_CASES, ids=identify)
+def test_torchscript_training_equals_eager_within_rounding(case: Case) -> None:
+    training.assert_torchscript_close(case)
+
+
+@pytest.mark.parametrize("case", EXACT_CASES + CAPTURABLE_CASES, ids=identify)
+def test_steady_step_is_one_program_compiled_once(case: Case) -> None:
+    training.assert_one_program_per_step(case, "torchscript")
+    training.assert_compiles_stop(case)
+    training.assert_no_fallbacks(case, "torchscript")
+
+
+def minimise_with_lbfgs(device: str) -> list[Tensor]:
+    """The parameters after three steps of LBFGS, which reads losses and dot products to decide how to go on."""
+    torch.manual_seed(0)
+    model: nn.Module = copy.deepcopy(multilayer_perceptron()).to(device)
+    inputs, labels = (tensor.to(device) for tensor in vectors(torch.Generator().manual_seed(1)))
+    optimizer = LBFGS(model.parameters(), lr=0.5, max_iter=4, line_search_fn="strong_wolfe")
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(inputs), labels)
+        loss.backward()
+        return loss
+
+    for _ in range(3):
+        optimizer.step(closure)
+    return [training.read(parameter) for parameter in model.parameters()]
+
+
+def test_lbfgs_takes_the_same_path_as_on_eager() -> None:
+    with settings.scope(backend="interpreter"):
+        actual = minimise_with_lbfgs("ltc")
+    torch.testing.assert_close(actual, minimise_with_lbfgs("cpu"), rtol=0.0, atol=0.0)

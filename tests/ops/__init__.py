@@ -1,0 +1,1 @@
+"""The operator sweep: every operator PyTorch describes in its own test database, against CPU eager."""

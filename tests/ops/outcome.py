@@ -1,0 +1,155 @@
+"""Running one case of an operator on a device, and what came of it.
+
+Owns the order of a run (seed, call, backward, then read) and the record of it: an `Outcome` holds plain CPU data, so
+that two of them can be compared after both runs are over. Nothing is read before the backward pass is recorded: on a
+lazy device forward and backward are then one program, as in training.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from tests.ops.placement import Arguments, distinct, is_strided, storage_key, tensors_in, transform
+from tests.ops.records import Variant
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A tensor as its user sees it, and its values on the CPU."""
+
+    device: str
+    dtype: torch.dtype
+    layout: torch.layout
+    shape: tuple[int, ...]
+    stride: tuple[int, ...] | None
+    offset: int | None
+    requires_grad: bool
+    conjugate: bool
+    negative: bool
+    alias: int | None
+    """Which argument of the call it shares memory with: the first one, by position."""
+    values: torch.Tensor
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a run gave: results, arguments after it, gradients, or the error that each of them met."""
+
+    result: Any = None
+    arguments: list[Snapshot] = field(default_factory=list)
+    gradients: list[Snapshot | None] = field(default_factory=list)
+    forward_error: str | None = None
+    backward_error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """How to make one call, apart from its arguments and its device."""
+
+    function: Callable[..., Any]
+    variant: Variant
+    seed: int
+    differentiate: bool
+    before_gradient: Callable[[Any], Any]
+    """Applied to the result before the backward pass: leaves what is well defined of it (the sign of singular
+    vectors, say, is not)."""
+
+
+def run(call: Call, arguments: Arguments, device: str) -> Outcome:
+    """The outcome of `call` with `arguments`, which are already on `device`. Never raises an operator's error."""
+    outcome = Outcome()
+    inputs = arguments.tensors()
+    leaves = [tensor for tensor in inputs if tensor.requires_grad]
+    gradients: list[torch.Tensor | None] = []
+    torch.manual_seed(call.seed)
+    try:
+        result, changed = _invoke(call, arguments)
+    except Exception as error:
+        outcome.forward_error = describe(error)
+        return outcome
+    reachable = distinct([*inputs, *changed])
+    if call.differentiate and leaves:
+        try:
+            gradients = _gradients(call, result, leaves, device)
+        except Exception as error:
+            outcome.backward_error = describe(error)
+    try:
+        outcome.result = transform(result, lambda leaf: _observed(leaf, reachable))
+        outcome.arguments = [snapshot(tensor, reachable) for tensor in reachable]
+    except Exception as error:
+        outcome.forward_error = describe(error)
+        return outcome
+    if outcome.backward_error is None:
+        try:
+            outcome.gradients = [None if each is None else snapshot(each, leaves) for each in gradients]
+        except Exception as error:
+            outcome.backward_error = describe(error)
+    return outcome
+
+
+def _invoke(call: Call, arguments: Arguments) -> tuple[Any, list[torch.Tensor]]:
+    """The result, and the tensors that the call was to change besides its arguments."""
+    if call.variant is Variant.FUNCTION:
+        return call.function(arguments.input, *arguments.args, **arguments.kwargs), []
+    if call.variant is Variant.OUT:
+        with torch.no_grad():
+            return call.function(arguments.input, *arguments.args, **arguments.kwargs), []
+    # A leaf that asks for gradients may not be changed in place, a copy of it may.
+    target = arguments.input.clone() if arguments.input.requires_grad else arguments.input
+    return call.function(target, *arguments.args, **arguments.kwargs), [target]
+
+
+def _gradients(call: Call, result: Any, leaves: list[torch.Tensor], device: str) -> list[torch.Tensor | None]:
+    outputs = [each for each in tensors_in(call.before_gradient(result)) if each.requires_grad]
+    if not outputs:
+        return []
+    cotangents = [_cotangent(output, call.seed + index).to(device) for index, output in enumerate(outputs)]
+    return list(torch.autograd.grad(outputs, leaves, cotangents, allow_unused=True))
+
+
+def _cotangent(output: torch.Tensor, seed: int) -> torch.Tensor:
+    """Random weights for the elements of an output, the same on every device."""
+    generator = torch.Generator().manual_seed(seed)
+    dtype = torch.complex64 if output.dtype.is_complex else torch.float32
+    return torch.randn(output.shape, generator=generator, dtype=dtype).to(output.dtype)
+
+
+def _observed(leaf: Any, inputs: list[torch.Tensor]) -> Any:
+    return snapshot(leaf, inputs) if isinstance(leaf, torch.Tensor) else leaf
+
+
+def snapshot(tensor: torch.Tensor, inputs: list[torch.Tensor]) -> Snapshot:
+    """The tensor as it is now; reads its values, so a lazy device runs what is pending."""
+    strided = is_strided(tensor)
+    values = tensor.detach().cpu()
+    if strided:
+        values = values.resolve_conj().resolve_neg().contiguous()
+    return Snapshot(
+        device=tensor.device.type,
+        dtype=tensor.dtype,
+        layout=tensor.layout,
+        shape=tuple(tensor.shape),
+        stride=tensor.stride() if strided else None,
+        offset=int(tensor.storage_offset()) if strided else None,
+        requires_grad=tensor.requires_grad,
+        conjugate=tensor.is_conj(),
+        negative=tensor.is_neg(),
+        alias=_alias(tensor, inputs) if strided else None,
+        values=values,
+    )
+
+
+def _alias(tensor: torch.Tensor, inputs: list[torch.Tensor]) -> int | None:
+    key = storage_key(tensor)
+    for position, each in enumerate(inputs):
+        if is_strided(each) and storage_key(each) == key:
+            return position
+    return None
+
+
+def describe(error: BaseException) -> str:
+    """An error's class and the first line of what it says."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"

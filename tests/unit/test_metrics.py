@@ -1,0 +1,192 @@
+"""Metrics: what events count, the report's exact text, snapshots."""
+
+import json
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from torch_ltc import events, metrics
+from torch_ltc.events import SyncEvent, SyncReason
+
+
+@pytest.fixture(autouse=True)
+def clean() -> Iterator[None]:
+    """Every test starts and ends with nothing counted."""
+    metrics.reset()
+    yield
+    metrics.reset()
+
+
+def sync(reason: SyncReason, known: bool = True, outputs: int = 2) -> SyncEvent:
+    return SyncEvent(reason, 5, 3, outputs, program=1, known=known, record_s=0.001, source=None)
+
+
+@pytest.mark.parametrize(
+    ("reason", "extra"),
+    [
+        (SyncReason.EXPLICIT, ["MarkStep"]),
+        (SyncReason.OPTIMIZER, ["MarkStep"]),
+        (SyncReason.BOUND, ["TrimIrGraph"]),
+        (SyncReason.READ, []),
+        (SyncReason.FALLBACK, []),
+        (SyncReason.SEED, []),
+    ],
+)
+def test_sync_is_counted_by_its_reason(reason: SyncReason, extra: list[str]) -> None:
+    events.emit(sync(reason))
+    events.emit(sync(reason, known=False))
+    assert metrics.counter_names() == sorted(["CachedCompile", "UncachedCompile", "SyncedTensorsWithIR", *extra])
+    assert [metrics.counter_value(name) for name in extra] == [2] * len(extra)
+    assert metrics.counter_value("CachedCompile") == 1
+    assert metrics.counter_value("UncachedCompile") == 1
+    assert metrics.counter_value("SyncedTensorsWithIR") == 4
+
+
+def test_sync_without_outputs_leaves_no_counter_of_them() -> None:
+    events.emit(sync(SyncReason.READ, outputs=0))
+    assert metrics.counter_names() == ["CachedCompile"]
+    assert metrics.counter_value("SyncedTensorsWithIR") is None
+    assert "SyncedTensorsWithIR" not in metrics.metrics_report()
+
+
+def test_other_events_are_counted_and_timed() -> None:
+    events.emit(events.CompileEvent(1, "torchscript", 0.25))
+    events.emit(events.ExecuteEvent(1, "torchscript", 0.5, failed=False))
+    events.emit(events.ExecuteEvent(1, "torchscript", 0.5, failed=True))
+    events.emit(events.FallbackEvent("aten::index.Tensor", "data-dependent", None, 0.1))
+    events.emit(events.ReadEvent("item", 4, 0.125, None))
+    events.emit(events.MismatchEvent("aten::add", "a", "b"))
+    events.emit(events.PruneEvent(2, 1))
+    snapshot = metrics.snapshot()
+    assert snapshot["counters"] == {
+        "Compile": 1,
+        "ExecuteFailed": 1,
+        "MetaMismatch": 1,
+        "TreePruned": 1,
+        "aten::index.Tensor": 1,
+    }
+    assert {name: value["accumulator"] for name, value in snapshot["metrics"].items()} == {
+        "CompileTime": 250e6,
+        "ExecuteTime": 1000e6,
+        "ReadTime": 125e6,
+    }
+
+
+def test_count_ops_names_them_as_the_original() -> None:
+    metrics.count_ops({"add": 2, "aten::mul": 1})
+    metrics.count_ops({"aten::add": 3})
+    assert {name: metrics.counter_value(name) for name in metrics.counter_names()} == {"lazy::add": 5, "lazy::mul": 1}
+
+
+def test_count_adds_up() -> None:
+    metrics.count("TrieForked")
+    metrics.count("TrieForked", 2)
+    assert metrics.counter_value("TrieForked") == 3
+
+
+def test_percentiles_are_samples_at_the_places_of_the_original() -> None:
+    for value in range(12):
+        metrics.sample("Quantity", value)
+    percentiles = metrics.snapshot()["metrics"]["Quantity"]["percentiles"]
+    assert list(percentiles.values()) == [0, 0, 1, 2, 6, 9, 10, 11, 11]
+
+
+def test_unknown_and_zero_counters_are_none() -> None:
+    metrics.count("Zero", 0)
+    assert metrics.counter_value("Zero") is None
+    assert metrics.counter_value("Unknown") is None
+    assert metrics.counter_names() == []
+    assert metrics.metrics_report() == ""
+
+
+def test_report_has_the_text_of_the_original(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0, 500_000_000, 2_000_000_000, 2_000_000_000])
+    monkeypatch.setattr("time.monotonic_ns", lambda: next(clock))
+    for value in (1, 4, 4):
+        metrics.sample("TensorsGraphSize", value)
+    metrics.sample("ExecuteTime", 1_234_567_890, "ns")
+    metrics.count("MarkStep", 3)
+    metrics.count("CachedCompile", 2)
+    assert metrics.metrics_report() == (
+        "Metric: ExecuteTime\n"
+        "  TotalSamples: 1\n"
+        "  Accumulator: 01s234ms567.890us\n"
+        "  Percentiles: " + "; ".join(f"{p}%=01s234ms567.890us" for p in (1, 5, 10, 20, 50, 80, 90, 95, 99)) + "\n"
+        "Metric: TensorsGraphSize\n"
+        "  TotalSamples: 3\n"
+        "  Accumulator: 9.00\n"
+        "  ValueRate: 4.50 / second\n"
+        "  Rate: 1.5 / second\n"
+        "  Percentiles: 1%=1.00; 5%=1.00; 10%=1.00; 20%=1.00; 50%=4.00; 80%=4.00; 90%=4.00; 95%=4.00; 99%=4.00\n"
+        "Counter: CachedCompile\n"
+        "  Value: 2\n"
+        "Counter: MarkStep\n"
+        "  Value: 3\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "text"),
+    [
+        (942, "ns", "000.942us"),
+        (14_246, "ns", "014.246us"),
+        (1_600_000, "ns", "001ms600.000us"),
+        (999_999.9, "ns", "001ms000.000us"),
+        (3_600e9 + 61e9, "ns", "01h01m01s000ms000.000us"),
+        (90_000e9, "ns", "01d01h00m00s000ms000.000us"),
+        (0, "bytes", "0.00B"),
+        (1023, "bytes", "1023.00B"),
+        (1536, "bytes", "1.50KB"),
+        (5 * 1024**3, "bytes", "5.00GB"),
+        (2 * 1024**6, "bytes", "2048.00PB"),
+        (2, "", "2.00"),
+    ],
+)
+def test_values_are_written_with_their_unit(value: float, unit: metrics.Unit, text: str) -> None:
+    metrics.sample("Quantity", value, unit)
+    assert f"  Accumulator: {text}\n" in metrics.metrics_report()
+
+
+def test_samples_kept_are_bounded_and_all_are_summed() -> None:
+    for value in range(3000):
+        metrics.sample("Quantity", value)
+    quantity = metrics.snapshot()["metrics"]["Quantity"]
+    assert (quantity["total_samples"], quantity["accumulator"]) == (3000, sum(range(3000)))
+    assert quantity["percentiles"]["1%"] >= 3000 - 1024
+
+
+def test_snapshot_is_json_and_reset_forgets() -> None:
+    events.emit(sync(SyncReason.EXPLICIT))
+    assert json.loads(json.dumps(metrics.snapshot())) == metrics.snapshot()
+    assert metrics.metric_names() == ["RecordTime", "TensorsGraphSize"]
+    metrics.reset()
+    assert metrics.snapshot() == {"counters": {}, "metrics": {}}
+
+
+def test_threads_lose_no_count() -> None:
+    def work() -> None:
+        for _ in range(500):
+            events.emit(sync(SyncReason.EXPLICIT))
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert metrics.counter_value("MarkStep") == 4000
+
+
+def test_every_figure_of_an_event_is_documented() -> None:
+    for reason in SyncReason:
+        events.emit(sync(reason))
+        events.emit(sync(reason, known=False))
+    events.emit(events.CompileEvent(1, "b", 0.1))
+    events.emit(events.ExecuteEvent(1, "b", 0.1, failed=True))
+    events.emit(events.ReadEvent("item", 4, 0.1, None))
+    events.emit(events.MismatchEvent("aten::add", "a", "b"))
+    events.emit(events.PruneEvent(2, 1))
+    assert set(metrics.counter_names()) == set(metrics.COUNTERS) - {"aten::<op>", "lazy::<op>", "TrieForked"}
+    assert set(metrics.metric_names()) == set(metrics.METRICS)
+    recorded = metrics.snapshot()["metrics"]
+    assert {name: recorded[name]["unit"] for name in recorded} == {n: unit for n, (unit, _) in metrics.METRICS.items()}

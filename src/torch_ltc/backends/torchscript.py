@@ -184,7 +184,7 @@ class _Lowering:
             kind = str(declared.type)
             element: Any = torch._C.OptionalType.ofTensor() if "Optional[Tensor]" in kind else _TENSOR
             if any(isinstance(item, Scalar) for item in operand):
-                element = next(_SCALAR_TYPES[i.type] for i in operand if isinstance(i, Scalar))
+                element = torch._C.NumberType.get()
             items = [self._operand(item, declared) for item in operand]
             return self._insert("prim::ListConstruct", items, torch._C.ListType(element))
         if not operand:

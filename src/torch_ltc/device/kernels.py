@@ -23,7 +23,7 @@ from torch_ltc.device.fallback import run_eagerly
 from torch_ltc.device.registration import alias, create_empty_tensor, refuse_data_pointer
 from torch_ltc.device.tensors import make_results
 from torch_ltc.program.infer import CannotInfer
-from torch_ltc.program.operator import Argument, Kind, Operator
+from torch_ltc.program.operator import DEFAULT, Argument, Kind, Operator
 from torch_ltc.runtime.buffer import Buffer, storage_of
 from torch_ltc.runtime.recorder import freeze, recorder
 
@@ -45,11 +45,8 @@ def record(operator: Operator, values: tuple[Any, ...]) -> Any:
 
 def finish(child: Any, operator: Operator, values: tuple[Any, ...]) -> Any:
     """Step to `child` and make whatever the call returns."""
-    numbers = recorder.numbers
-    if numbers:
-        recorder.recheck(child, operator, values)
-        recorder.scalars.extend(numbers)
-        numbers.clear()
+    if recorder.numbers:
+        recorder.take_numbers(child, operator, values)
     recorder.node = child
     if operator.random:
         recorder.random = True
@@ -63,6 +60,8 @@ def _namespace(operator: Operator) -> dict[str, Any]:
         "lock": recorder.lock,
         "operand": recorder.operand,
         "scalar": recorder.scalar,
+        "numbers": recorder.numbers,
+        "DEFAULT": DEFAULT,
         "finish": finish,
         "create": create_empty_tensor,
         "refuse": refuse_data_pointer,
@@ -88,14 +87,15 @@ def make_kernel(op: OpOverload) -> Kernel:
         template: dict[str, Any] = {}
         exec(code, template)
         made: FunctionType = template["kernel"]
-        stub.__kwdefaults__ = made.__kwdefaults__
-        stub.__defaults__ = made.__defaults__
+        # The schema's own default objects: the kernel recognises them by identity.
+        stub.__kwdefaults__ = {a.name: a.default for a in operator.arguments if a.keyword_only}
+        stub.__defaults__ = tuple(a.default for a in operator.arguments if not a.keyword_only)
         stub.__code__ = made.__code__
         return stub(*args, **kwargs)
 
     namespace = _namespace(operator)
     namespace["specialise"] = specialise
-    namespace["DEFAULTS"] = tuple(a.default for a in operator.arguments)
+    namespace.update({f"d{i}": a.default for i, a in enumerate(operator.arguments)})
     stub = FunctionType(_STUB, namespace, operator.name)
     return stub
 
@@ -136,7 +136,7 @@ def kernel_source(operator: Operator) -> str:
     lines = [f"def kernel({_signature(operator)}):", "    try:", "        with lock:", "            base = recorder.base"]
     parts = []
     for index, argument in enumerate(operator.arguments):
-        part = _argument_lines(argument, f"k{index}", lines)
+        part = _argument_lines(argument, index, lines)
         if part:
             parts.append(part)
     values = "(" + "".join(f"{_name(a)}, " for a in operator.arguments) + ")"
@@ -167,21 +167,15 @@ def _signature(operator: Operator) -> str:
             parts.append("*")
             starred = True
         name = argument.name if argument.keyword_only else _name(argument)
-        parts.append(f"{name}={argument.default!r}" if _plain_default(argument) else f"{name}=None")
+        parts.append(f"{name}=None")
     return ", ".join(parts)
 
 
-def _plain_default(argument: Argument) -> bool:
-    return argument.has_default and isinstance(argument.default, (int, float, bool, str, type(None)))
-
-
-def _argument_lines(argument: Argument, part: str, lines: list[str]) -> str:
+def _argument_lines(argument: Argument, index: int, lines: list[str]) -> str:
     """Append the statements that make this argument's key part; return the part's name, or nothing."""
-    name, kind, pad = _name(argument), argument.kind, " " * 12
+    name, kind, pad, part = _name(argument), argument.kind, " " * 12, f"k{index}"
     if argument.keyword_only:
         lines.append(f"{pad}{name} = {argument.name}")
-    if argument.has_default and not _plain_default(argument):
-        lines.append(f"{pad}{name} = {argument.default!r} if {name} is None else {name}")
     if kind is Kind.TENSOR:
         lines += [
             f"{pad}{part} = getattr({name}, '_ltc', -1) - base",
@@ -191,7 +185,7 @@ def _argument_lines(argument: Argument, part: str, lines: list[str]) -> str:
     elif kind is Kind.TENSORS:
         lines.append(f"{pad}{part} = None if {name} is None else tuple([operand(t, operator) for t in {name}])")
     elif kind is Kind.SCALAR:
-        lines.append(f"{pad}{part} = None if {name} is None else scalar({name})")
+        lines.append(f"{pad}{part} = DEFAULT if {name} is d{index} else scalar({name})")
     elif kind is Kind.SCALARS:
         lines.append(f"{pad}{part} = tuple([scalar(s) for s in {name}])")
     elif kind is Kind.STATIC_SCALAR:
@@ -209,7 +203,7 @@ def _result_lines(operator: Operator, values: str) -> list[str]:
     """Statements after the key was found: the quick way for the common results, else `finish`."""
     pad = " " * 12
     schema = operator.op._schema
-    settle = [f"{pad}if recorder.numbers:", f"{pad}    return finish(child, operator, {values})"]
+    settle = [f"{pad}if numbers:", f"{pad}    recorder.take_numbers(child, operator, {values})"]
     written = [a for a in operator.arguments if a.written]
     if len(schema.returns) != 1:
         return [f"{pad}return finish(child, operator, {values})"]

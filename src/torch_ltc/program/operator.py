@@ -61,11 +61,21 @@ _DYNAMIC_TAGS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape
 _UNTAGGED_DYNAMIC = frozenset({"aten::_pack_padded_sequence"})
 
 
+class Default:
+    """In a key: this number is the schema's default, and so part of the program."""
+
+    def __repr__(self) -> str:
+        return "default"
+
+
+DEFAULT = Default()
+
+
 class Operator:
     """One overload as the recorder sees it. Compared by identity: it is the first part of every key."""
 
     # Not a dataclass: equality must be identity, and the hot path reads `op`.
-    __slots__ = ("op", "name", "arguments", "random", "dynamic", "returns", "written", "generator_position", "positional")
+    __slots__ = ("op", "name", "arguments", "random", "dynamic", "returns", "written", "generator_position", "positional", "checks_numbers")
 
     def __init__(self, op: OpOverload) -> None:
         schema = op._schema
@@ -78,6 +88,8 @@ class Operator:
         self.generator_position = kinds.index(Kind.GENERATOR) if self.random else -1
         self.dynamic = bool(_DYNAMIC_TAGS & set(op.tags)) or self.name in _UNTAGGED_DYNAMIC
         self.returns = len(schema.returns)
+        # Lists of tensors are slow to check, and their operators refuse no number.
+        self.checks_numbers = op.namespace == "aten" and "_foreach_" not in self.name and "_fused_" not in self.name
         self.positional = sum(not a.keyword_only for a in self.arguments)
         self.written = tuple(i for i, a in enumerate(self.arguments) if a.written)
 

@@ -29,7 +29,7 @@ from torch_ltc.program.instruction import (
     Value,
     flatten_returns,
 )
-from torch_ltc.program.operator import Kind, Operator
+from torch_ltc.program.operator import DEFAULT, Kind, Operator
 from torch_ltc.program.source import UNKNOWN, current_source
 from torch_ltc.program.spec import Spec, spec_of
 from torch_ltc.program.tree import Key, Node, Tree
@@ -91,6 +91,8 @@ class Recorder:
         self.base = 0
         self.count = 0
         self.on_full: Callable[[], None] = lambda: None
+        # Numbers of the call being recorded; they join `scalars` once the call is known to be right.
+        self.numbers: list[Any] = []
         self.bound = settings.pending_bound
         self.reset()
 
@@ -101,8 +103,7 @@ class Recorder:
         self.buffers: list[Buffer] = []
         self.inputs: list[Buffer] = []
         self.scalars: list[Any] = []
-        # Numbers of the call being recorded; they join `scalars` once the call is known to be right.
-        self.numbers: list[Any] = []
+        self.numbers.clear()
         self.random = False
         self.started = 0.0
         if self.bound != settings.pending_bound:
@@ -252,7 +253,8 @@ class Recorder:
             elif kind is Kind.TENSORS:
                 parts.append(None if value is None else tuple([self.operand(item, operator) for item in value]))
             elif kind is Kind.SCALAR:
-                parts.append(None if value is None else self.scalar(value))
+                # Identity: a default that was filled in, not a number that happens to equal it.
+                parts.append(DEFAULT if value is argument.default else self.scalar(value))
             elif kind is Kind.SCALARS:
                 parts.append(tuple([self.scalar(item) for item in value]))
             elif kind is Kind.STATIC_SCALAR:
@@ -297,13 +299,22 @@ class Recorder:
         tensors = operand_tensors(operator, values)
         return self._infer(operator, values, [spec_of(t) for t in tensors], storage_groups(tensors), ())
 
-    def recheck(self, child: Node, operator: Operator, values: tuple[Any, ...]) -> None:
-        """The numbers of a known call changed: ask its meta kernel whether they are acceptable."""
-        numbers = tuple(self.numbers)
+    def take_numbers(self, child: Node, operator: Operator, values: tuple[Any, ...]) -> None:
+        """The call has numbers: make them inputs of the program, unless they are wrong."""
+        numbers = self.numbers
         seen = child.checked
-        if seen is None or len(seen) >= _CHECKED_SCALARS or numbers in seen or operator.op.namespace != "aten":
+        if seen is not None:
+            self._check_numbers(child, operator, values, tuple(numbers))
+        self.scalars.extend(numbers)
+        numbers.clear()
+
+    def _check_numbers(self, child: Node, operator: Operator, values: tuple[Any, ...], numbers: tuple[Any, ...]) -> None:
+        """Ask the meta kernel whether numbers that were not seen before are acceptable."""
+        seen = child.checked
+        if numbers in seen:
             return
-        if "_foreach_" in operator.name or "_fused_" in operator.name:
+        if len(seen) >= _CHECKED_SCALARS:
+            child.checked = None
             return
         try:
             tensors = operand_tensors(operator, values)
@@ -326,7 +337,8 @@ class Recorder:
             child.spec = single.spec
             if single.spec.contiguous and single.kind is ReturnKind.FRESH:
                 child.size, child.dtype = single.spec.size, single.spec.dtype
-        child.checked = {tuple(self.numbers)}
+        if operator.checks_numbers:
+            child.checked = {tuple(self.numbers)}
         return child
 
     def _infer(self, operator: Operator, values: tuple[Any, ...], specs: Any, groups: Any, numbers: Any) -> Returns:
@@ -377,7 +389,9 @@ class Recorder:
                 filled.append(None)
                 continue
             part = next(parts)
-            if kind is Kind.TENSOR or (kind is Kind.SCALAR and part is not None):
+            if part is DEFAULT:
+                filled.append(argument.default)
+            elif kind is Kind.TENSOR or kind is Kind.SCALAR:
                 filled.append(tensor(part))
             elif kind in (Kind.TENSORS, Kind.SCALARS):
                 filled.append(None if part is None else tuple([tensor(item) for item in part]))

@@ -74,6 +74,8 @@ CAPTURABLE_CASES = [
     for name, kind, options in OPTIMIZERS
     if kind in CAPTURABLE
 ]
+# ASGD reads its step counter, which lives on the device, in the middle of its step, unless it is capturable.
+ONE_PROGRAM_CASES = [*(case for case in EXACT_CASES if case.optimizer is not ASGD), *CAPTURABLE_CASES]
 
 
 def identify(case: Case) -> str:
@@ -98,7 +100,7 @@ def test_torchscript_training_equals_eager_within_rounding(case: Case) -> None:
     training.assert_torchscript_close(case)
 
 
-@pytest.mark.parametrize("case", EXACT_CASES + CAPTURABLE_CASES, ids=identify)
+@pytest.mark.parametrize("case", ONE_PROGRAM_CASES, ids=identify)
 def test_steady_step_is_one_program_compiled_once(case: Case) -> None:
     training.assert_one_program_per_step(case, "torchscript")
     training.assert_compiles_stop(case)

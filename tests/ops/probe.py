@@ -4,6 +4,7 @@ Owns the choice of device: for "ltc" it imports the package, sets the backend an
 comparing eager with itself, to test the sweep) there is nothing to listen to. Also owns the judgement on fallbacks.
 """
 
+import contextlib
 import importlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -35,12 +36,21 @@ class Probe:
         self.backend = backend
         self.listens = device != "cpu"
         self._activity = Activity()
+        self._package: Any = None
         if self.listens:
             self._subscribe()
 
     @property
     def runs_per_case(self) -> int:
         return 2 if self.listens and self.backend in COMPILERS else 1
+
+    def settle(self) -> None:
+        """Ends what the last case left behind, so that a failure of it cannot show in the next one."""
+        if self._package is not None:
+            # The case that recorded it has been judged already.
+            with contextlib.suppress(self._package.errors.LtcError):
+                self._package.sync(wait=True)
+        self.take()
 
     def take(self) -> Activity:
         """What happened since the last call."""
@@ -50,7 +60,7 @@ class Probe:
     def _subscribe(self) -> None:
         # Imported here because the sweep must also run without the package, comparing eager with itself.
         events = importlib.import_module("torch_ltc.events")
-        importlib.import_module("torch_ltc")
+        self._package = importlib.import_module("torch_ltc")
         settings = importlib.import_module("torch_ltc.config").settings
         settings.backend = self.backend
         settings.fallback = "allow"

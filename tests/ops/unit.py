@@ -163,7 +163,7 @@ def _judge(
     """Runs a case on the device, twice where the backend compiles, and says what differs from eager."""
     found: list[Difference] = []
     for number in range(probe.runs_per_case):
-        probe.take()
+        probe.settle()
         try:
             arguments = sample.arguments(probe.device, out)
         except Exception as error:

@@ -10,7 +10,6 @@ from torch_ltc.config import settings
 from torch_ltc.device.kernels import record
 from torch_ltc.device.registration import composite
 from torch_ltc.device.tensors import empty_tensor, wrap_physical
-from torch_ltc.errors import DeviceMismatchError
 from torch_ltc.program.operator import Operator
 from torch_ltc.program.spec import spec_of
 from torch_ltc.runtime.buffer import buffer_of
@@ -23,14 +22,6 @@ _COPY = Operator(aten.copy_.default)
 _TO_COPY = Operator(aten._to_copy.default)
 
 
-def check_device(device: torch.device | None) -> None:
-    """Raise unless this is the one device there is."""
-    if device is not None and device.index not in (None, 0):
-        raise DeviceMismatchError(
-            f"there is no device {device}: torch_ltc has one device, ltc:0", hint="use device='ltc'"
-        )
-
-
 def empty(
     size: Any,
     *,
@@ -41,7 +32,7 @@ def empty(
     memory_format: torch.memory_format | None = None,
 ) -> torch.Tensor:
     """Kernel of `aten::empty.memory_format`."""
-    check_device(device)
+    recorder.device(device)
     _check_layout(layout)
     kind = torch.get_default_dtype() if dtype is None else dtype
     stride = None
@@ -60,7 +51,7 @@ def empty_strided(
     pin_memory: bool | None = None,
 ) -> torch.Tensor:
     """Kernel of `aten::empty_strided`."""
-    check_device(device)
+    recorder.device(device)
     _check_layout(layout)
     return empty_tensor(_checked_size(size), tuple(stride), torch.get_default_dtype() if dtype is None else dtype)
 
@@ -137,7 +128,7 @@ def to_copy(
 ) -> torch.Tensor:
     """Kernel of `aten::_to_copy`."""
     if device is None or device.type == "ltc":
-        check_device(device)
+        recorder.device(device)
         if layout not in (None, torch.strided):
             result: torch.Tensor = composite(aten._to_copy.default, source, dtype=dtype, layout=layout)
             return result

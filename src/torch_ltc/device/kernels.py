@@ -60,6 +60,7 @@ def _namespace(operator: Operator) -> dict[str, Any]:
         "lock": recorder.lock,
         "operand": recorder.operand,
         "scalar": recorder.scalar,
+        "check_device": recorder.device,
         "numbers": recorder.numbers,
         "DEFAULT": DEFAULT,
         "finish": finish,
@@ -191,7 +192,7 @@ def _argument_lines(argument: Argument, index: int, lines: list[str]) -> str:
     elif kind is Kind.STATIC_SCALAR:
         lines.append(f"{pad}{part} = (type({name}), {name})")
     elif kind is Kind.DEVICE:
-        lines.append(f"{pad}{part} = {name} is not None")
+        lines.append(f"{pad}{part} = check_device({name})")
     elif kind is Kind.STATIC:
         return f"(tuple({name}) if {name}.__class__ is list else {name})"
     else:

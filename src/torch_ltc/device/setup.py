@@ -9,6 +9,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from torch_ltc.config import settings
 from torch_ltc.device.library import register_kernels
+from torch_ltc.device.serialize import install_storage_methods
+from torch_ltc.device.tensor_methods import install_tensor_methods
 from torch_ltc.events import SyncReason
 from torch_ltc.runtime.executor import executor
 from torch_ltc.runtime.sync import cut
@@ -23,6 +25,8 @@ def _after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Non
 def set_up() -> None:
     """Register everything."""
     register_kernels()
+    install_storage_methods()
+    install_tensor_methods()
     register_optimizer_step_post_hook(_after_step)
     # Weights that share a parameter must still share it after `.to("ltc")`.
     torch.__future__.set_swap_module_params_on_conversion(True)

@@ -206,7 +206,8 @@ def _aliased_operands(op: OpOverload, alias: Any, args: Sequence[object], kwargs
     wanted = set(alias.before_set) | set(alias.after_set)
     for position, argument in enumerate(op._schema.arguments):
         info = argument.alias_info
-        if info is None or not (set(info.before_set) & wanted):
+        # A list's annotation has empty sets: it names the only argument that is annotated too.
+        if info is None or (wanted and not set(info.before_set) & wanted):
             continue
         value = args[position] if position < len(args) else kwargs.get(argument.name)
         items = value if isinstance(value, (list, tuple)) else (value,)

@@ -260,10 +260,21 @@ class Recorder:
             elif kind is Kind.STATIC_SCALAR:
                 parts.append((type(value), value))
             elif kind is Kind.DEVICE:
-                parts.append(value is not None)
+                parts.append(self.device(value))
             elif kind is Kind.STATIC:
                 parts.append(freeze(value))
         return tuple(parts)
+
+    def device(self, value: torch.device | None) -> bool:
+        """The key part for a device argument, which can only name the one device there is."""
+        if value is None:
+            return False
+        if value.type != "ltc" or value.index not in (None, 0):
+            self.numbers.clear()
+            raise DeviceMismatchError(
+                f"there is no device {value} here: torch_ltc has one device, ltc:0", hint="use device='ltc'"
+            )
+        return True
 
     def scalar(self, value: Any) -> type:
         """The key part for a run-time number."""

@@ -20,7 +20,7 @@ from torch_ltc.lowering.interface import Arguments, Computation, Outcome
 from torch_ltc.lowering.registry import registry
 from torch_ltc.program.instruction import Program
 from torch_ltc.program.source import current_source
-from torch_ltc.program.spec import spec_of
+from torch_ltc.program.spec import Spec, spec_of
 from torch_ltc.program.tree import Node
 from torch_ltc.runtime.buffer import Buffer, buffer_of, poisoned
 from torch_ltc.runtime.cache import Entry, executables, next_identity
@@ -233,8 +233,12 @@ def touched(buffer: Buffer) -> bool:
 
 def read(tensor: torch.Tensor, use: Callable[[torch.Tensor], Result], what: str) -> Result:
     """`use(physical tensor)` on the executor's thread, after everything that was recorded on the tensor has run."""
+    return read_buffer(buffer_of(tensor), spec_of(tensor), use, what)
+
+
+def read_buffer(buffer: Buffer, spec: Spec, use: Callable[[torch.Tensor], Result], what: str) -> Result:
+    """As `read`, for a buffer seen with geometry `spec`."""
     began = time.perf_counter()
-    buffer, spec = buffer_of(tensor), spec_of(tensor)
     with recorder.lock:
         if touched(buffer):
             cut(SyncReason.READ)
@@ -251,14 +255,14 @@ def read(tensor: torch.Tensor, use: Callable[[torch.Tensor], Result], what: str)
     return result
 
 
-def physical(buffer: Buffer, spec: object) -> torch.Tensor:
+def physical(buffer: Buffer, spec: Spec) -> torch.Tensor:
     """The buffer's physical tensor; on the executor's thread. Raises the error that lost it: the first time that error
     itself, later a note that it was raised before."""
     if buffer.error is not None:
         if executor.unseen(buffer.error):
             raise buffer.error
         raise poisoned(buffer.error)
-    return buffer.physical(spec, physical_device())  # type: ignore[arg-type]
+    return buffer.physical(spec, physical_device())
 
 
 def sync(wait: bool = False) -> None:

@@ -1,0 +1,96 @@
+"""Methods of `torch.Tensor` that must know the device: `.data = `, `repr`, data pointers, and what is copied along."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+from torch_ltc.errors import DataAccessError
+
+_base = torch._C.TensorBase
+
+
+def _refusal(what: str) -> DataAccessError:
+    return DataAccessError(
+        f"{what} was asked of a tensor on ltc: its memory is the physical device's, and it may not have been computed yet",
+        hint="use tensor.cpu() and take it from there",
+    )
+
+
+def _install_data_setter() -> None:
+    # Assigning `.data` changes what a tensor looks at without telling us; the value number it carries would be stale.
+    descriptor = _base.data
+
+    def set_data(self: torch.Tensor, value: torch.Tensor) -> None:
+        self.__dict__.pop("_ltc", None)
+        descriptor.__set__(self, value)
+
+    torch.Tensor.data = property(descriptor.__get__, set_data, doc=descriptor.__doc__)  # type: ignore[assignment, arg-type]
+
+
+def _install_refusals() -> None:
+    pointer, dlpack = _base.data_ptr, torch.Tensor.__dlpack__
+
+    @functools.wraps(pointer)
+    def data_ptr(self: torch.Tensor) -> int:
+        if self.device.type == "ltc":
+            raise _refusal("data_ptr()")
+        return pointer(self)
+
+    @functools.wraps(dlpack)
+    def to_dlpack(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if self.device.type == "ltc":
+            raise _refusal("a DLPack capsule")
+        return dlpack(self, *args, **kwargs)
+
+    capsule = torch._C._to_dlpack
+
+    @functools.wraps(capsule)
+    def c_dlpack(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if tensor.device.type == "ltc":
+            raise _refusal("a DLPack capsule")
+        return capsule(tensor, *args, **kwargs)
+
+    torch.utils.dlpack.to_dlpack = torch.to_dlpack = torch._C._to_dlpack = c_dlpack
+    torch.Tensor.data_ptr = data_ptr  # type: ignore[method-assign]
+    torch.Tensor.__dlpack__ = to_dlpack  # type: ignore[method-assign]
+
+
+def _install_state() -> None:
+    # The value number is a cache that belongs to this very tensor: it must not travel with a copy.
+    state, deepcopy = torch._utils._get_obj_state, torch.Tensor.__deepcopy__
+
+    @functools.wraps(state)
+    def get_state(obj: Any) -> Any:
+        if isinstance(obj, torch.Tensor):
+            obj.__dict__.pop("_ltc", None)
+        return state(obj)
+
+    @functools.wraps(deepcopy)
+    def deep_copy(self: torch.Tensor, memo: Any) -> torch.Tensor:
+        self.__dict__.pop("_ltc", None)
+        return deepcopy(self, memo)
+
+    torch._utils._get_obj_state = get_state
+    torch.Tensor.__deepcopy__ = deep_copy  # type: ignore[method-assign]
+
+
+def _install_text() -> None:
+    # One read of the whole tensor instead of a dozen recorded operations and reads.
+    text = torch._tensor_str._tensor_str
+
+    @functools.wraps(text)
+    def tensor_str(self: torch.Tensor, indent: int) -> str:
+        return text(self.cpu() if self.device.type == "ltc" else self, indent)
+
+    torch._tensor_str._tensor_str = tensor_str
+
+
+def install_tensor_methods() -> None:
+    """Replace the methods. Once per process."""
+    _install_data_setter()
+    _install_refusals()
+    _install_state()
+    _install_text()

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from torch_ltc.device import composites, copies, random_ops, views
+from torch_ltc.device import composites, copies, random_ops, recurrent, views
 from torch_ltc.device.fallback import is_lazy, run_eagerly
 from torch_ltc.device.kernels import Kernel, make_kernel, record
 from torch_ltc.program.operator import Operator
@@ -93,7 +93,7 @@ def register_kernels() -> None:
         kernel = kernel_for(op)
         if kernel is not None:
             aten.m.impl(op.name(), "PrivateUse1", kernel, False)
-    for name, kernel in {**random_ops.COMPOSITES, **composites.COMPOSITES}.items():
+    for name, kernel in {**random_ops.COMPOSITES, **composites.COMPOSITES, **recurrent.COMPOSITES}.items():
         for key in ("AutogradPrivateUse1", "PrivateUse1"):
             aten.m.impl(name, key, kernel, False)
     aten.m.impl("aten::_pin_memory", "CPU", copies.pin_memory, False)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from torch_ltc.config import settings
 from torch_ltc.errors import DeviceMismatchError
 from torch_ltc.events import SyncReason
 from torch_ltc.runtime.executor import executor
@@ -85,6 +86,19 @@ def synchronize(device: _Device = None) -> None:
 
 def empty_cache() -> None:
     """Nothing to give back: memory is the physical device's."""
+
+
+def empty_host_cache() -> None:
+    """Nothing to give back: host memory is PyTorch's."""
+
+
+def get_memory_info(device: _Device = None) -> tuple[int, int]:
+    """Free and total bytes of the physical device's memory."""
+    _check(device)
+    if settings.device_type == "cuda":
+        return torch.cuda.mem_get_info(settings.device_ordinal)
+    page, total, free = (os.sysconf(name) for name in ("SC_PAGE_SIZE", "SC_PHYS_PAGES", "SC_AVPHYS_PAGES"))
+    return free * page, total * page
 
 
 def is_bf16_supported(including_emulation: bool = True) -> bool:

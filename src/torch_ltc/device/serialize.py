@@ -41,6 +41,14 @@ def storage_from(source: torch.UntypedStorage) -> torch.UntypedStorage:
     return wrap_physical(data, spec_of(data)).untyped_storage()
 
 
+def _storage_from_bytes(flat: torch.Tensor) -> torch.UntypedStorage:
+    return storage_from(flat.untyped_storage())
+
+
+def _typed_storage(storage: torch.UntypedStorage, dtype: torch.dtype) -> torch.TypedStorage:
+    return torch.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
+
+
 def _replace(name: str) -> Callable[[Callable[..., Any]], None]:
     """Use the decorated function for storages of the device. It gets the buffer before the method's own arguments."""
 
@@ -95,13 +103,22 @@ def install_storage_methods() -> None:
 
     @_replace("__reduce__")
     def reduce(storage: Any, buffer: Buffer) -> Any:
-        return (storage_from, (_to_cpu(buffer),))
+        return (_storage_from_bytes, (torch.empty(0, dtype=torch.uint8).set_(_to_cpu(buffer)),))
 
     @_replace("data_ptr")
     def data_ptr(storage: Any, buffer: Buffer) -> int:
         # Libraries find shared storages by comparing pointers: a number that tells buffers apart, and no address.
         return buffer.identity << 6
 
+    typed = torch.TypedStorage.__reduce__
+
+    @functools.wraps(typed)
+    def typed_reduce(self: Any) -> Any:
+        if _buffer(self._untyped_storage) is None:
+            return typed(self)
+        return (_typed_storage, (self._untyped_storage, self.dtype))
+
+    torch.TypedStorage.__reduce__ = typed_reduce  # type: ignore[method-assign]
     for name in ("fill_", "resize_", "share_memory_", "__setitem__", "_write_file", "byteswap"):
         _refuse(name)
     _install_moves()

@@ -8,6 +8,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from torch_ltc.config import settings
+from torch_ltc.device.accelerator import install_accelerator_functions
 from torch_ltc.device.library import register_kernels
 from torch_ltc.device.serialize import install_storage_methods
 from torch_ltc.device.tensor_methods import install_tensor_methods
@@ -27,6 +28,7 @@ def set_up() -> None:
     register_kernels()
     install_storage_methods()
     install_tensor_methods()
+    install_accelerator_functions()
     register_optimizer_step_post_hook(_after_step)
     # Weights that share a parameter must still share it after `.to("ltc")`.
     torch.__future__.set_swap_module_params_on_conversion(True)

@@ -41,7 +41,7 @@ class Computation(abc.ABC):
 
     @abc.abstractmethod
     def run(self, arguments: Arguments) -> Outcome:
-        """Run once. On the executor's thread, with gradients off."""
+        """Run once. On the executor's thread."""
 
     @abc.abstractmethod
     def to_string(self) -> str:

@@ -21,7 +21,7 @@ _STAND_IN_BYTES = 2**31
 _MEMO_BOUND = 65_536
 
 # Operators whose meta kernel promises another layout (or another set of returns) than the CPU kernel gives.
-CPU_INFERRED: set[str] = set()
+CPU_INFERRED = {"aten::mkldnn_rnn_layer"}
 
 # Operators that return views of their first operand without saying so in their schema.
 _SILENT_VIEWS = frozenset({"aten::unsafe_split.Tensor", "aten::unsafe_split_with_sizes", "aten::unsafe_chunk"})
@@ -131,7 +131,8 @@ def _attempt(
     real_kwargs = {name: fill(item) for name, item in kwargs.items()}
     if any(argument.name == "generator" for argument in op._schema.arguments):
         real_kwargs["generator"] = torch.Generator(device="cpu") if device == "cpu" else None
-    with torch.no_grad():
+    # Grad mode on, as in the executor: some kernels return more when it is.
+    with torch.enable_grad():
         out = op(*real_args, **real_kwargs)
     return _classify(op, out, args, kwargs, operands)
 

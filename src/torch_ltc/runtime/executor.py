@@ -1,7 +1,8 @@
 """One worker thread per process that runs queued work on the physical device, in order.
 
 Everything that touches physical tensors runs here: programs, reads, eager fallbacks. The worker's thread-local state is
-clean (no grad mode, no autocast, no function transforms of the user's thread). The queue is bounded.
+clean (no autocast, no function transforms of the user's thread). Grad mode is on, as it is when eager kernels run below
+autograd, because some kernels ask for it; no physical tensor requires gradients, so no graph is built. The queue is bounded.
 """
 
 from __future__ import annotations
@@ -18,10 +19,6 @@ from torch_ltc.config import settings
 from torch_ltc.errors import LtcError
 
 Result = TypeVar("Result")
-
-
-def _prepare_worker() -> None:
-    torch.set_grad_enabled(False)
 
 
 class Executor:
@@ -50,7 +47,7 @@ class Executor:
             )
         pool = self._pool
         if pool is None:
-            pool = self._pool = ThreadPoolExecutor(1, "torch_ltc", _prepare_worker)
+            pool = self._pool = ThreadPoolExecutor(1, "torch_ltc")
         with self._room:
             self._room.wait_for(lambda: self._waiting < settings.queue_bound)
             self._waiting += 1

@@ -4,27 +4,48 @@
 program, which is looked up, compiled by a backend and run.
 """
 
-from __future__ import annotations
-
 import sys
 
-import torch
-
-from torch_ltc import closures, config, errors, events, metrics
-from torch_ltc.backends.interpreter import InterpreterBackend
-from torch_ltc.backends.torchscript import TorchScriptBackend
 from torch_ltc.device import module as _module
-from torch_ltc.device import registration as _registration
-from torch_ltc.device.setup import set_up as _set_up
-from torch_ltc.lowering.registry import registry as _registry
-from torch_ltc.runtime.sync import sync
+from torch_ltc.device import registration as _registration  # refuses a PyTorch that it does not know
 
-_registry.register(InterpreterBackend(), reference=True)
-_registry.register(TorchScriptBackend())
+# isort: split
+from torch_ltc import closures, computation, config, debug, errors, events, ir_cache, metrics
+from torch_ltc.api import get_tensor_id, mark_step, save, sync, sync_multi, to_cpu, wait_device_ops
+from torch_ltc.backends.interpreter import InterpreterBackend as _InterpreterBackend
+from torch_ltc.backends.torchscript import TorchScriptBackend as _TorchScriptBackend
+from torch_ltc.closures import add_step_closure, run_step_closures
+from torch_ltc.device.setup import set_up as _set_up
+from torch_ltc.extract_compiled_graph import extract_compiled_graph
+from torch_ltc.lowering.registry import registry as _registry
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "__version__",
+    "add_step_closure",
+    "closures",
+    "computation",
+    "config",
+    "debug",
+    "errors",
+    "events",
+    "extract_compiled_graph",
+    "get_tensor_id",
+    "ir_cache",
+    "mark_step",
+    "metrics",
+    "run_step_closures",
+    "save",
+    "sync",
+    "sync_multi",
+    "to_cpu",
+    "wait_device_ops",
+]
+
+_registry.register(_InterpreterBackend(), reference=True)
+_registry.register(_TorchScriptBackend())
 _registration.register_name(_module)
 sys.modules["torch.ltc"] = _module
 _registration.register_device()
 _set_up()
-
-__version__ = "0.1.0"
-__all__ = ["__version__", "closures", "config", "errors", "events", "metrics", "sync", "torch"]

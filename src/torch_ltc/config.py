@@ -234,10 +234,12 @@ class Settings:
     save_tensors_format: Literal["text", "dot", "backend"]
 
     _origins: dict[str, Origin]
+    _watchers: dict[str, list[Callable[[], None]]]
 
     def __init__(self) -> None:
         """Read the environment; raises SettingError when a variable holds a value that cannot be."""
         object.__setattr__(self, "_origins", {})
+        object.__setattr__(self, "_watchers", {})
         self.reload_environment()
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -308,6 +310,12 @@ class Settings:
     def _put(self, name: str, value: object, origin: Origin) -> None:
         object.__setattr__(self, name, value)
         self._origins[name] = origin
+        for changed in self._watchers.get(name, ()):
+            changed()
+
+    def watch(self, name: str, changed: Callable[[], None]) -> None:
+        """Call `changed()` after every assignment to the setting `name`."""
+        self._watchers.setdefault(_find(name).name, []).append(changed)
 
 
 def _find(name: str) -> Setting:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from torch_ltc.config import settings
+from torch_ltc.config import forced_fallback_ops, settings
 from torch_ltc.device.fallback import run_eagerly
 from torch_ltc.device.registration import alias, create_empty_tensor, refuse_data_pointer
 from torch_ltc.device.tensors import make_results
@@ -32,6 +32,8 @@ Kernel = Callable[..., Any]
 
 def record(operator: Operator, values: tuple[Any, ...]) -> Any:
     """Record one call the general way. Runs it eagerly when it cannot be recorded."""
+    if settings.force_fallback and is_forced(operator):
+        return run_eagerly(operator, values, _FORCED_REASON)
     try:
         with recorder.lock:
             key = recorder.key_of(operator, values)
@@ -72,6 +74,7 @@ def _namespace(operator: Operator) -> dict[str, Any]:
         "freeze": freeze,
         "CannotInfer": CannotInfer,
         "run_eagerly": run_eagerly,
+        "FORCED": _FORCED_REASON,
     }
 
 
@@ -98,6 +101,7 @@ def make_kernel(op: OpOverload) -> Kernel:
     namespace["specialise"] = specialise
     namespace.update({f"d{i}": a.default for i, a in enumerate(operator.arguments)})
     stub = FunctionType(_STUB, namespace, operator.name)
+    _stubs[operator.name] = (stub, operator)
     return stub
 
 
@@ -233,8 +237,35 @@ def _result_lines(operator: Operator, values: str) -> list[str]:
     return [f"{pad}return finish(child, operator, {values})"]
 
 
-def forced_eager(name: str) -> bool:
-    """True when the setting `force_fallback` names this operator."""
-    return bool(settings.force_fallback) and name in settings.force_fallback
+# ---- the setting force_fallback -------------------------------------------------------------------------------------
+
+_stubs: dict[str, tuple[FunctionType, Operator]] = {}
+_forced: set[str] = set()
+_FORCED_REASON = "the setting force_fallback names it"
+
+
+def is_forced(operator: Operator) -> bool:
+    """True when the setting `force_fallback` names this operator, with or without its overload."""
+    names = forced_fallback_ops()
+    return operator.name in names or operator.op._schema.name in names
+
+
+def _forced_stub(*args: Any, **kwargs: Any) -> Any:
+    return run_eagerly(operator, operator.values(args, kwargs), FORCED)  # type: ignore[name-defined]  # noqa: F821
+
+
+def apply_forced_fallback() -> None:
+    """Let the kernels that the setting names run eagerly, and the others record again."""
+    for name, (stub, operator) in _stubs.items():
+        wanted = is_forced(operator)
+        if wanted and name not in _forced:
+            stub.__code__ = _forced_stub.__code__
+            _forced.add(name)
+        elif not wanted and name in _forced:
+            stub.__code__ = _STUB
+            _forced.discard(name)
+
+
+settings.watch("force_fallback", apply_forced_fallback)
 
 

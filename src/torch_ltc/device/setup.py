@@ -7,20 +7,33 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from torch_ltc import closures, metrics
 from torch_ltc.config import settings
 from torch_ltc.device.accelerator import install_accelerator_functions
+from torch_ltc.device.generator import install_generator
+from torch_ltc.device.kernels import apply_forced_fallback
 from torch_ltc.device.library import register_kernels
 from torch_ltc.device.serialize import install_storage_methods
 from torch_ltc.device.tensor_methods import install_tensor_methods
 from torch_ltc.events import SyncReason
+from torch_ltc.runtime.cache import Entry
 from torch_ltc.runtime.executor import executor
-from torch_ltc.runtime.sync import cut
+from torch_ltc.runtime.recorder import recorder
+from torch_ltc.runtime.sync import cut, synced_programs
 
 
 def _after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    if settings.sync_after_optimizer:
+    if settings.sync_after_optimizer and not recorder.empty:
         cut(SyncReason.OPTIMIZER)
         executor.raise_reported()
+        closures.run_step_closures()
+
+
+def _count(entry: Entry) -> None:
+    metrics.count_ops(entry.op_counts)
+    if recorder.tree.forks:
+        metrics.count("TrieForked", recorder.tree.forks)
+        recorder.tree.forks = 0
 
 
 def set_up() -> None:
@@ -29,6 +42,9 @@ def set_up() -> None:
     install_storage_methods()
     install_tensor_methods()
     install_accelerator_functions()
+    install_generator()
     register_optimizer_step_post_hook(_after_step)
+    synced_programs.append(_count)
+    apply_forced_fallback()
     # Weights that share a parameter must still share it after `.to("ltc")`.
     torch.__future__.set_swap_module_params_on_conversion(True)

@@ -127,7 +127,7 @@ recorder.on_full = lambda: cut(SyncReason.BOUND)
 def _run(entry: Entry, inputs: list[Buffer], scalars: list[object], outputs: list[Buffer]) -> None:
     """Run one program and install its results."""
     try:
-        outcome = _execute(entry, _arguments(entry.program, inputs, scalars))
+        outcome = execute_entry(entry, _arguments(entry.program, inputs, scalars))
     except Exception as error:
         outcome = _all_lost(entry, error)
     for failure in outcome.failures:
@@ -156,7 +156,8 @@ def _arguments(program: Program, inputs: list[Buffer], scalars: list[object]) ->
     return Arguments(tensors, scalars, device_random.generator, device)
 
 
-def _execute(entry: Entry, arguments: Arguments) -> Outcome:
+def execute_entry(entry: Entry, arguments: Arguments) -> Outcome:
+    """Run a program on these arguments with whatever is due: the reference computation, or the compiled one."""
     entry.runs += 1
     computation, backend = _computation(entry, arguments)
     began = time.perf_counter()

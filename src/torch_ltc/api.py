@@ -1,0 +1,65 @@
+"""The functions of `torch_ltc` itself, most of them under the names of `torch._lazy`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from torch_ltc.closures import run_step_closures
+from torch_ltc.errors import LtcError
+from torch_ltc.runtime import sync as runtime
+from torch_ltc.runtime.buffer import buffer_of
+
+
+def sync(wait: bool = False) -> None:
+    """End the step: queue everything that was recorded, and run the step closures.
+
+    Returns as soon as the work is queued; with `wait`, when it has run. Never required: reading a value syncs by itself, and
+    so does an optimizer's step. Raises the error of an operation that failed in an earlier program, once.
+    """
+    runtime.sync(wait)
+    run_step_closures()
+
+
+def mark_step(device: str = "", wait: bool = False) -> None:
+    """As `sync`, with the signature of `torch._lazy.mark_step`."""
+    del device
+    sync(wait)
+
+
+def wait_device_ops(devices: Sequence[str] | None = None) -> None:
+    """Return when everything that was synced has run."""
+    del devices
+    runtime.wait_device_ops()
+
+
+def sync_multi(tensors: Sequence[torch.Tensor], devices: Sequence[str] | None = None) -> None:
+    """Compute these tensors, and with them everything recorded so far; returns when it has run."""
+    del devices
+    if any(tensor.device.type == "ltc" for tensor in tensors):
+        runtime.sync(wait=True)
+
+
+def get_tensor_id(tensor: torch.Tensor) -> int:
+    """A number that identifies the memory behind a tensor of the device, shared by its views."""
+    if tensor.device.type != "ltc":
+        raise LtcError(f"get_tensor_id takes tensors on ltc, got one on {tensor.device}", hint="move it with .to('ltc')")
+    return buffer_of(tensor).identity
+
+
+def to_cpu(tensors: Any, devices: Sequence[str] | None = None) -> Any:
+    """The same structure of lists, tuples and dicts with every tensor of the device copied to the CPU, after one sync."""
+    del devices
+    leaves, structure = pytree.tree_flatten(tensors)
+    if any(isinstance(leaf, torch.Tensor) and leaf.device.type == "ltc" for leaf in leaves):
+        runtime.sync()
+    moved = [leaf.cpu() if isinstance(leaf, torch.Tensor) and leaf.device.type == "ltc" else leaf for leaf in leaves]
+    return pytree.tree_unflatten(moved, structure)
+
+
+def save(tensors: Any, *args: Any, **kwargs: Any) -> None:
+    """`torch.save` of the structure with its tensors copied to the CPU."""
+    torch.save(to_cpu(tensors), *args, **kwargs)

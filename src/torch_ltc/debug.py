@@ -1,0 +1,57 @@
+"""Looking at the pending program: as text, as a dot graph, as the backend's own code; and writing it to a file at each sync."""
+
+from __future__ import annotations
+
+import threading
+import traceback
+from collections.abc import Sequence
+
+import torch
+
+from torch_ltc.config import settings
+from torch_ltc.lowering.registry import registry
+from torch_ltc.program.instruction import Program
+from torch_ltc.program.render import program_dot, program_text
+from torch_ltc.runtime.cache import Entry, fingerprint
+from torch_ltc.runtime.pending import pending_program
+from torch_ltc.runtime.sync import physical_device, synced_programs
+
+_file_lock = threading.Lock()
+
+
+def dump_ir(tensors: Sequence[torch.Tensor], ir_format: str = "text") -> str:
+    """The pending program up to here, with these tensors as its outputs: as "text" or in the "backend"'s own form."""
+    return program_form(pending_program(tensors), ir_format)
+
+
+def render_ir_graph(tensors: Sequence[torch.Tensor]) -> str:
+    """The pending program up to here as a dot graph, with these tensors as its outputs."""
+    return program_form(pending_program(tensors), "dot")
+
+
+def program_form(program: Program, form: str) -> str:
+    """The program as "text", "dot" or "backend"."""
+    if form == "text":
+        return program_text(program)
+    if form == "dot":
+        return program_dot(program)
+    if form == "backend":
+        return registry.get(settings.backend).compile(program, physical_device()).to_string()
+    raise ValueError(f"there is no program format {form!r}; use 'text', 'dot' or 'backend'")
+
+
+def _save(entry: Entry) -> None:
+    """Append a synced program to the file that the setting `save_tensors_file` names."""
+    path = settings.save_tensors_file
+    if not path:
+        return
+    frames = [f for f in reversed(traceback.extract_stack()) if "torch_ltc" not in f.filename]
+    stack = "\n".join(f"  {frame.name} ({frame.filename}:{frame.lineno})" for frame in frames)
+    digest = fingerprint(entry.program).hex()
+    graph = program_form(entry.program, settings.save_tensors_format)
+    text = f"[ScheduleSyncTensorsGraph]\nPython Stacktrace:\n{stack}\n\nHashes: ({digest})\n\n"
+    with _file_lock, open(path, "a", encoding="utf-8") as file:
+        file.write(f"{text}## BEGIN_GRAPH\n{graph}## END_GRAPH\n\n")
+
+
+synced_programs.append(_save)

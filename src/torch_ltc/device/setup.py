@@ -13,6 +13,7 @@ from torch_ltc.device.accelerator import install_accelerator_functions
 from torch_ltc.device.generator import install_generator
 from torch_ltc.device.kernels import apply_forced_fallback
 from torch_ltc.device.library import register_kernels
+from torch_ltc.device.modules import install_module_moves
 from torch_ltc.device.serialize import install_storage_methods
 from torch_ltc.device.tensor_methods import install_tensor_methods
 from torch_ltc.events import SyncReason
@@ -46,5 +47,4 @@ def set_up() -> None:
     register_optimizer_step_post_hook(_after_step)
     synced_programs.append(_count)
     apply_forced_fallback()
-    # Weights that share a parameter must still share it after `.to("ltc")`.
-    torch.__future__.set_swap_module_params_on_conversion(True)
+    install_module_moves()

@@ -106,10 +106,10 @@ class _Sample:
             if out is not None:
                 yield Variant.OUT, out
 
-    def rules(self, reference: Outcome) -> Rules:
+    def rules(self, variant: Variant, reference: Outcome) -> Rules:
         return Rules(
             exact=self.unit.backend == "interpreter" and self.op.full_name not in UNREPRODUCIBLE,
-            device=self.unit.device if self._touches_device() else "cpu",
+            device=self.unit.device if variant is Variant.OUT or self._touches_device() else "cpu",
             uninitialized=self.op.name in UNINITIALIZED or (self.op.name in RESIZING and self._grows(reference)),
         )
 
@@ -145,15 +145,15 @@ def _run_sample(sample: _Sample, probe: Probe, report: Report) -> None:
     wanted = report.unit.variant
     function = sample.call(Variant.FUNCTION)
     reference = run(function, sample.arguments("cpu"), "cpu")
-    rules = sample.rules(reference)
     if wanted in (None, Variant.FUNCTION.value):
+        rules = sample.rules(Variant.FUNCTION, reference)
         found = _judge(sample, function, None, reference, rules, probe, report)
         report.add(sample.index, Variant.FUNCTION, found)
     for variant, out in sample.variants(reference):
         if wanted in (None, variant.value):
             call = sample.call(variant)
             expected = run(call, sample.arguments("cpu", out), "cpu")
-            found = _judge(sample, call, out, expected, rules, probe, report)
+            found = _judge(sample, call, out, expected, sample.rules(variant, reference), probe, report)
             report.add(sample.index, variant, found)
 
 

@@ -23,6 +23,7 @@ from torch_ltc.program.instruction import (
 )
 
 _TENSOR = torch._C.TensorType.get()
+_NUMBER = torch._C.NumberType.get()
 _SCALAR_TYPES = {
     int: torch._C.IntType.get(),
     float: torch._C.FloatType.get(),
@@ -105,15 +106,18 @@ class _Lowering:
             value = self._graph.addInput(f"p{instruction.number}")
             value.setType(_TENSOR)
             self._values[instruction.number] = value
-        types: dict[int, type] = {}
+        types: dict[int, Any] = {}
         for call in self._program.calls:
-            for operand in (*call.args, *call.kwargs.values()):
+            given = (*call.args, *call.kwargs.values())
+            for operand, declared in zip(given, call.op._schema.arguments, strict=True):
                 for item in operand if isinstance(operand, tuple) else (operand,):
                     if isinstance(item, Scalar):
-                        types[item.slot] = item.type
+                        # A bool fits no number type of TorchScript but the general one.
+                        general = item.type is bool and "number" in str(declared.type)
+                        types[item.slot] = _NUMBER if general else _SCALAR_TYPES[item.type]
         for slot in range(self._program.scalars):
             value = self._graph.addInput(f"s{slot}")
-            value.setType(_SCALAR_TYPES[types[slot]])
+            value.setType(types[slot])
             self._scalars[slot] = value
         if self._program.random:
             self._generator = self._graph.addInput("generator")
@@ -184,7 +188,7 @@ class _Lowering:
             kind = str(declared.type)
             element: Any = torch._C.OptionalType.ofTensor() if "Optional[Tensor]" in kind else _TENSOR
             if any(isinstance(item, Scalar) for item in operand):
-                element = torch._C.NumberType.get()
+                element = _NUMBER
             items = [self._operand(item, declared) for item in operand]
             return self._insert("prim::ListConstruct", items, torch._C.ListType(element))
         if not operand:

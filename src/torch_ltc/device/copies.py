@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from torch_ltc.config import settings
+from torch_ltc.device.fallback import run_eagerly
 from torch_ltc.device.kernels import record
 from torch_ltc.device.registration import composite
 from torch_ltc.device.tensors import empty_tensor, wrap_physical
@@ -18,6 +19,7 @@ from torch_ltc.runtime.recorder import recorder
 from torch_ltc.runtime.sync import physical_device, read
 
 aten = torch.ops.aten
+_INDEX = Operator(aten.index.Tensor)
 _COPY = Operator(aten.copy_.default)
 _TO_COPY = Operator(aten._to_copy.default)
 
@@ -155,6 +157,14 @@ def local_scalar_dense(source: torch.Tensor) -> Any:
     return read(source, lambda real: aten._local_scalar_dense.default(real), "item")
 
 
+def index(source: torch.Tensor, indices: Any) -> Any:
+    """Kernel of `aten::index.Tensor`: static unless a mask says how many elements there are."""
+    values = (source, list(indices))
+    if any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in indices):
+        return run_eagerly(_INDEX, values, "the number of elements that a mask selects depends on data")
+    return record(_INDEX, values)
+
+
 def pin_memory(source: torch.Tensor, device: torch.device | None = None) -> torch.Tensor:
     """`aten::_pin_memory` for CPU tensors: host memory that the physical device copies from without a detour."""
     if settings.device_type == "cpu":
@@ -167,6 +177,7 @@ KERNELS = {
     "aten::empty.memory_format": empty,
     "aten::empty_strided": empty_strided,
     "aten::copy_": copy_,
+    "aten::index.Tensor": index,
     "aten::_copy_from": copy_from,
     "aten::_copy_from_and_resize": copy_from_and_resize,
     "aten::_to_copy": to_copy,

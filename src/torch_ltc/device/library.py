@@ -33,7 +33,7 @@ _operators: dict[str, Operator] = {}
 
 
 def overloads() -> list[OpOverload]:
-    """Every ATen overload that has a kernel and is not composed implicitly of others."""
+    """Every ATen overload that has a kernel of its own on the CPU and is not composed implicitly of others."""
     found: list[OpOverload] = []
     for schema in torch._C._jit_get_all_schemas():
         if not schema.name.startswith("aten::"):
@@ -41,7 +41,9 @@ def overloads() -> list[OpOverload]:
         name = schema.name + ("." + schema.overload_name if schema.overload_name else "")
         if not torch._C._dispatch_has_kernel(name):
             continue
-        if torch._C._dispatch_has_kernel_for_dispatch_key(name, _COMPOSITE):
+        composed = torch._C._dispatch_has_kernel_for_dispatch_key(name, _COMPOSITE)
+        # Where the CPU has a kernel beside the composition, eager takes the kernel.
+        if composed and not torch._C._dispatch_has_kernel_for_dispatch_key(name, "CPU"):
             continue
         packet = getattr(torch.ops.aten, schema.name.removeprefix("aten::"))
         found.append(getattr(packet, schema.overload_name or "default"))

@@ -13,6 +13,7 @@ from torch._ops import OpOverload
 from torch_ltc.device.copies import copy_
 from torch_ltc.device.fallback import run_eagerly
 from torch_ltc.device.kernels import Kernel, record
+from torch_ltc.device.views import out_kernel
 from torch_ltc.program.operator import Operator
 
 aten = torch.ops.aten
@@ -24,11 +25,12 @@ def random_kernel(op: OpOverload) -> Kernel:
     """Kernel of an operator with a `generator` argument."""
     operator = Operator(op)
     fills = op._schema.name.removeprefix("aten::") in _FILLS and op._overloadname != "Tensor"
+    resizing = out_kernel(operator)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         values = operator.values(args, kwargs)
         if values[operator.generator_position] is None:
-            return record(operator, values)
+            return resizing(*args, **kwargs) if operator.written else record(operator, values)
         if not fills:
             return run_eagerly(operator, values, "it draws from a generator of the caller's")
         target = values[0]

@@ -26,6 +26,10 @@ def new_tensor(buffer: Buffer, spec: Spec) -> torch.Tensor:
         refuse_data_pointer(base)
         tensor = alias(base, spec.size, spec.stride, spec.offset)
     attach(tensor, buffer)
+    if spec.conj:
+        tensor = torch._conj(tensor)
+    if spec.neg:
+        tensor = torch._neg_view(tensor)
     return tensor
 
 

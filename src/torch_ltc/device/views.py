@@ -12,7 +12,6 @@ from torch_ltc.device.kernels import Kernel, record
 from torch_ltc.device.registration import META, alias, set_data
 from torch_ltc.device.tensors import empty_tensor
 from torch_ltc.program.infer import CannotInfer
-from torch_ltc.program.instruction import ReturnKind, flatten_returns
 from torch_ltc.program.operator import Operator
 from torch_ltc.program.spec import Spec, contiguous_strides, make_spec, spec_of
 from torch_ltc.runtime.buffer import buffer_of
@@ -126,21 +125,42 @@ def out_kernel(operator: Operator) -> Kernel:
     def kernel(*args: Any, **kwargs: Any) -> Any:
         values = operator.values(args, kwargs)
         try:
-            returns = recorder.preview(operator, values)
+            resized = recorder.preview(operator, values).resized
         except CannotInfer as reason:
             return run_eagerly(operator, values, str(reason))
         tensors = operand_tensors(operator, values)
-        for item in flatten_returns(returns):
-            if item.kind is ReturnKind.SAME and item.spec is not None:
-                target = tensors[item.operand]
-                if target.device.type == "ltc" and spec_of(target) is not item.spec:
-                    resize_to(target, item.spec)
+        for place, spec in resized:
+            resize_to(tensors[place], spec)
         return record(operator, values)
 
     return kernel
 
 
+def addbmm_(
+    tensor: torch.Tensor, batch1: torch.Tensor, batch2: torch.Tensor, *, beta: Any = 1, alpha: Any = 1
+) -> torch.Tensor:
+    """Kernel of `aten::addbmm_`, which gives its target the broadcast size, as on the CPU."""
+    result = torch.addbmm(tensor, batch1, batch2, beta=beta, alpha=alpha)
+    if result.size() != tensor.size():
+        resize_to(tensor, spec_of(result))
+    return tensor.copy_(result)
+
+
+def linalg_lu_solve_out(
+    factors: torch.Tensor, pivots: torch.Tensor, rhs: torch.Tensor, *, left: bool = True, adjoint: bool = False, out: torch.Tensor
+) -> torch.Tensor:
+    """Kernel of `aten::linalg_lu_solve.out`, which on the CPU may leave its target conjugated."""
+    result = torch.linalg.lu_solve(factors, pivots, rhs, left=left, adjoint=adjoint)
+    plain = result.conj() if result.is_conj() else result
+    if spec_of(out) is not spec_of(plain):
+        resize_to(out, spec_of(plain))
+    out.copy_(plain)
+    return become(out, torch._conj(out)) if result.is_conj() else out
+
+
 KERNELS = {
+    "aten::linalg_lu_solve.out": linalg_lu_solve_out,
+    "aten::addbmm_": addbmm_,
     "aten::resize_": resize_,
     "aten::resize_as_": resize_as_,
     "aten::set_.source_Tensor": set_tensor,

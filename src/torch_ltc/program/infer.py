@@ -8,6 +8,7 @@ real result geometry or the very error eager would raise. Data-dependent calls n
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,18 +21,42 @@ from torch_ltc.program.spec import Spec, spec_of
 _STAND_IN_BYTES = 2**31
 _MEMO_BOUND = 65_536
 
-# Operators whose meta kernel promises another layout (or another set of returns) than the CPU kernel gives.
-CPU_INFERRED = {"aten::mkldnn_rnn_layer"}
+# Operators (without overload) whose meta kernel promises another layout, dtype or size than the CPU kernel gives.
+CPU_INFERRED = frozenset(
+    f"aten::{name}"
+    for name in """
+    mkldnn_rnn_layer native_batch_norm _native_batch_norm_legit _batch_norm_with_update _batch_norm_no_update
+    _native_batch_norm_legit_no_training _batch_norm_with_update_functional native_layer_norm native_group_norm
+    _embedding_bag _embedding_bag_forward_only _embedding_bag_backward
+    _fft_c2r _fft_r2c _fft_c2c cholesky_inverse lu_solve ormqr linalg_qr triangular_solve _linalg_svd linalg_eig
+    linalg_ldl_factor_ex linalg_ldl_solve linalg_lu_factor linalg_lu_factor_ex linalg_lu_solve
+    linalg_householder_product linalg_svd qr geqrf max_unpool2d max_unpool3d nonzero_static col2im sort vdot abs
+    _fused_rms_norm
+    """.split()
+)
+
+# Operators that refuse zeros as data: pivots begin at 1.
+_ONES = frozenset({"aten::linalg_lu_solve", "aten::lu_solve", "aten::linalg_ldl_solve"})
 
 # Operators that return views of their first operand without saying so in their schema.
-_SILENT_VIEWS = frozenset({"aten::unsafe_split.Tensor", "aten::unsafe_split_with_sizes", "aten::unsafe_chunk"})
+_SILENT_VIEWS = frozenset(
+    f"aten::{name}" for name in ("unsafe_split", "unsafe_split_with_sizes", "unsafe_chunk", "_unsafe_view")
+)
 
 
 class CannotInfer(Exception):
     """This call has no result geometry that can be known without running it; the text says why."""
 
 
-_memo: dict[object, Returns] = {}
+@dataclass(frozen=True, slots=True)
+class Inferred:
+    """What a call returns, and the new geometry of operands that it resizes (`out=` targets), by operand place."""
+
+    returns: Returns
+    resized: tuple[tuple[int, Spec], ...] = ()
+
+
+_memo: dict[object, Inferred] = {}
 
 
 def infer(
@@ -41,8 +66,8 @@ def infer(
     specs: Sequence[Spec],
     groups: Sequence[int],
     signature: object,
-) -> Returns:
-    """Returns of the call, by memory or by trying it without data.
+) -> Inferred:
+    """What comes of the call, by memory or by trying it without data.
 
     `args` and `kwargs` hold ints (`OperandIndex`) where the call has tensors; `specs` and `groups` describe those
     operands, operands of one group sharing a storage. `signature` identifies all of it for the memory.
@@ -50,11 +75,11 @@ def infer(
     known = _memo.get(signature)
     if known is not None:
         return known
-    returns = _infer(op, args, kwargs, specs, groups)
+    inferred = _infer(op, args, kwargs, specs, groups)
     if len(_memo) >= _MEMO_BOUND:
         _memo.clear()
-    _memo[signature] = returns
-    return returns
+    _memo[signature] = inferred
+    return inferred
 
 
 class OperandIndex(int):
@@ -63,28 +88,52 @@ class OperandIndex(int):
 
 def _infer(
     op: OpOverload, args: Sequence[object], kwargs: dict[str, object], specs: Sequence[Spec], groups: Sequence[int]
-) -> Returns:
-    if op.name() not in CPU_INFERRED and not _needs_real_checks(op, args, kwargs, specs, groups):
+) -> Inferred:
+    meta: Inferred | None = None
+    meta_error: Exception | None = None
+    real = op._schema.name in CPU_INFERRED or _needs_real_checks(op, args, kwargs, specs, groups)
+    if not real:
         try:
-            return _attempt(op, args, kwargs, specs, groups, "meta")
+            meta = _attempt(op, args, kwargs, specs, groups, "meta")
         except CannotInfer:
             raise
         except Exception as error:
-            if not _can_stand_in(op, specs):
-                raise
             meta_error = error
-    else:
-        meta_error = None
+        # The strides of tensors without elements differ between meta and real kernels; trying those costs nothing.
+        if meta is not None and not _is_empty(meta, specs):
+            return meta
+    if not _can_stand_in(op, specs):
+        if meta is not None:
+            return meta
+        if meta_error is not None:
+            raise meta_error
+        return _attempt(op, args, kwargs, specs, groups, "meta")
     try:
         return _attempt(op, args, kwargs, specs, groups, "cpu")
     except NotImplementedError as error:
         raise CannotInfer(f"neither a meta nor a CPU kernel can run it: {_first_line(error)}") from meta_error
+    except Exception:
+        # Made-up data may be refused where the geometry is right: then the meta kernel's word counts.
+        if meta is not None:
+            return meta
+        if meta_error is not None:
+            raise
+        try:
+            return _attempt(op, args, kwargs, specs, groups, "meta")
+        except Exception:
+            pass
+        raise
+
+
+def _is_empty(inferred: Inferred, specs: Sequence[Spec]) -> bool:
+    results = [item.spec for item in flatten_returns(inferred.returns) if item.spec is not None]
+    return any(spec.numel == 0 for spec in (*specs, *results))
 
 
 def _can_stand_in(op: OpOverload, specs: Sequence[Spec]) -> bool:
     # A custom operator may have effects of its own: it is never run on made-up data.
-    if op.namespace != "aten" and op.namespace != "prims":
-        raise CannotInfer("it has no meta (fake) kernel")
+    if op.namespace != "aten":
+        return False
     return sum(spec.extent() * spec.dtype.itemsize for spec in specs) <= _STAND_IN_BYTES
 
 
@@ -115,8 +164,8 @@ def _attempt(
     specs: Sequence[Spec],
     groups: Sequence[int],
     device: str,
-) -> Returns:
-    operands = stand_ins(specs, groups, device)
+) -> Inferred:
+    operands = stand_ins(specs, groups, device, fill_value=int(op._schema.name in _ONES))
 
     def fill(item: object) -> object:
         if isinstance(item, OperandIndex):
@@ -129,16 +178,22 @@ def _attempt(
 
     real_args = [fill(item) for item in args]
     real_kwargs = {name: fill(item) for name, item in kwargs.items()}
-    if any(argument.name == "generator" for argument in op._schema.arguments):
-        real_kwargs["generator"] = torch.Generator(device="cpu") if device == "cpu" else None
+    for position, argument in enumerate(op._schema.arguments):
+        if argument.name == "generator":
+            generator = torch.Generator(device="cpu") if device == "cpu" else None
+            if position < len(real_args):
+                real_args[position] = generator
+            else:
+                real_kwargs["generator"] = generator
     # Grad mode on, as in the executor: some kernels return more when it is.
     with torch.enable_grad():
         out = op(*real_args, **real_kwargs)
-    return _classify(op, out, args, kwargs, operands)
+    resized = tuple((i, spec_of(t)) for i, t in enumerate(operands) if spec_of(t) is not specs[i])
+    return Inferred(_classify(op, out, args, kwargs, operands), resized)
 
 
-def stand_ins(specs: Sequence[Spec], groups: Sequence[int], device: str) -> list[torch.Tensor]:
-    """Tensors without data (meta) or full of zeros (cpu) with these geometries, sharing storage as `groups` say."""
+def stand_ins(specs: Sequence[Spec], groups: Sequence[int], device: str, fill_value: int = 0) -> list[torch.Tensor]:
+    """Tensors without data (meta) or of one value (cpu) with these geometries, sharing storage as `groups` say."""
     sizes: dict[int, int] = {}
     for spec, group in zip(specs, groups, strict=True):
         sizes[group] = max(sizes.get(group, 0), spec.extent() * spec.dtype.itemsize)
@@ -153,6 +208,8 @@ def stand_ins(specs: Sequence[Spec], groups: Sequence[int], device: str) -> list
             tensor = torch._conj(tensor)
         if spec.neg:
             tensor = torch._neg_view(tensor)
+        if fill_value:
+            tensor.fill_(fill_value)
         made.append(tensor)
     return made
 
@@ -200,7 +257,7 @@ def _classify_one(value: object, aliased: list[int], write: bool, owners: dict[i
 
 def _aliased_operands(op: OpOverload, alias: Any, args: Sequence[object], kwargs: dict[str, object]) -> list[int]:
     """Operands that a return with this alias annotation may share memory with, in order."""
-    if op.name() in _SILENT_VIEWS:
+    if op._schema.name in _SILENT_VIEWS:
         return [0]
     if alias is None:
         return []

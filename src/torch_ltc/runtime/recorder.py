@@ -15,7 +15,7 @@ import torch
 
 from torch_ltc.config import settings
 from torch_ltc.errors import DeviceMismatchError
-from torch_ltc.program.infer import OperandIndex, infer
+from torch_ltc.program.infer import Inferred, OperandIndex, infer
 from torch_ltc.program.instruction import (
     DEVICE_GENERATOR,
     PHYSICAL_DEVICE,
@@ -24,7 +24,6 @@ from torch_ltc.program.instruction import (
     Layout,
     Return,
     ReturnKind,
-    Returns,
     Scalar,
     Value,
     flatten_returns,
@@ -305,8 +304,8 @@ class Recorder:
             self.started = time.perf_counter()
         return child
 
-    def preview(self, operator: Operator, values: tuple[Any, ...]) -> Returns:
-        """What the call would return; nothing is recorded."""
+    def preview(self, operator: Operator, values: tuple[Any, ...]) -> Inferred:
+        """What would come of the call; nothing is recorded."""
         tensors = operand_tensors(operator, values)
         return self._infer(operator, values, [spec_of(t) for t in tensors], storage_groups(tensors), ())
 
@@ -338,7 +337,7 @@ class Recorder:
 
     def _extend(self, key: Key, operator: Operator, values: tuple[Any, ...], specs: Any, groups: Any) -> Node:
         args, kwargs, operands = self._template(key, operator, values)
-        returns = self._infer(operator, values, specs, groups, ())
+        returns = self._infer(operator, values, specs, groups, ()).returns
         first = self.count - self.base
         numbers = result_numbers(flatten_returns(returns), first)
         call = Call(operator.op, args, kwargs, operands, returns, first, current_source(2), operator.random, numbers, Layout())
@@ -352,7 +351,7 @@ class Recorder:
             child.checked = {tuple(self.numbers)}
         return child
 
-    def _infer(self, operator: Operator, values: tuple[Any, ...], specs: Any, groups: Any, numbers: Any) -> Returns:
+    def _infer(self, operator: Operator, values: tuple[Any, ...], specs: Any, groups: Any, numbers: Any) -> Inferred:
         """Ask for the call's returns with tensors replaced by their place among the operands."""
         places = iter(range(len(specs)))
 

@@ -72,7 +72,7 @@ def _check_layout(layout: torch.layout | None) -> None:
 def copy_(target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
     """Kernel of `aten::copy_`: device to device is recorded, to the device is an upload, from it a read."""
     if target.device.type != "ltc":
-        _download(source, target)
+        read(source, lambda real: target.copy_(real), "copy")
         return target
     if not isinstance(source, torch.Tensor):
         return target.fill_(source)
@@ -84,15 +84,6 @@ def copy_(target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False
             uploaded = _uploaded(source)
             record(_COPY, (target, uploaded, False))
     return target
-
-
-def _download(source: torch.Tensor, target: torch.Tensor) -> None:
-    def fetch(real: torch.Tensor) -> None:
-        # On the executor's thread nothing says that autograd has had its say already.
-        with torch.no_grad():
-            target.copy_(real)
-
-    read(source, fetch, "copy")
 
 
 def _adopt_whole(target: torch.Tensor, source: torch.Tensor) -> bool:

@@ -76,9 +76,7 @@ def _run(operator: Operator, values: tuple[Any, ...]) -> Any:
         kwargs = {a.name: v for a, v in zip(operator.arguments[split:], filled[split:], strict=True)}
         if any(a.kind is Kind.DROPPED for a in operator.arguments):
             kwargs["pin_memory"] = None
-        # Tensors of other layouts may be the user's own, and autograd has had its say already.
-        with torch.no_grad():
-            return operator.op(*filled[:split], **kwargs), real
+        return operator.op(*filled[:split], **kwargs), real
 
     with recorder.lock:
         cut(SyncReason.FALLBACK)

@@ -91,8 +91,8 @@ def _infer(
 ) -> Inferred:
     meta: Inferred | None = None
     meta_error: Exception | None = None
-    real = op._schema.name in CPU_INFERRED or _needs_real_checks(op, args, kwargs, specs, groups)
-    if not real:
+    checked = _needs_real_checks(op, args, kwargs, specs, groups)
+    if not checked and op._schema.name not in CPU_INFERRED:
         try:
             meta = _attempt(op, args, kwargs, specs, groups, "meta")
         except CannotInfer:
@@ -116,7 +116,7 @@ def _infer(
         # Made-up data may be refused where the geometry is right: then the meta kernel's word counts.
         if meta is not None:
             return meta
-        if meta_error is not None:
+        if checked or meta_error is not None:
             raise
         try:
             return _attempt(op, args, kwargs, specs, groups, "meta")

@@ -1,8 +1,8 @@
 """One worker thread per process that runs queued work on the physical device, in order.
 
 Everything that touches physical tensors runs here: programs, reads, eager fallbacks. The worker's thread-local state is
-clean (no autocast, no function transforms of the user's thread). Grad mode is on, as it is when eager kernels run below
-autograd, because some kernels ask for it; no physical tensor requires gradients, so no graph is built. The queue is bounded.
+clean: no autocast, no function transforms of the user's thread. It runs below autograd, with grad mode on: the state in which
+eager runs its kernels, some of which ask for it. The queue is bounded.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ class Executor:
                 torch.set_num_threads(threads)
                 self._threads = threads
             try:
-                return work()
+                with torch._C._AutoDispatchBelowAutograd():
+                    return work()
             finally:
                 with self._room:
                     self._waiting -= 1

@@ -9,6 +9,8 @@ import sys
 from types import ModuleType
 from typing import Any
 
+import torch
+
 
 class _Proxy(ModuleType):
     """Stands for `torch.ltc` until it is touched."""
@@ -27,8 +29,6 @@ class _Proxy(ModuleType):
 
 def autoload() -> None:
     """Claim the name "ltc", unless another package has claimed the slot."""
-    import torch
-
     if torch._C._get_privateuse1_backend_name() != "privateuseone":
         return
     torch.utils.rename_privateuse1_backend("ltc")

@@ -1,7 +1,7 @@
 """torch_ltc: PyTorch's Lazy Tensor Core in Python.
 
-`import torch_ltc` registers the device "ltc". Operations on its tensors are recorded; a sync turns what was recorded into one
-program, which is looked up, compiled by a backend and run.
+`import torch_ltc` registers the device "ltc". Operations on its tensors are recorded; a sync turns what was recorded
+into one program, which is looked up, compiled by a backend and run.
 """
 
 import sys

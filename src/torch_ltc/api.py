@@ -17,8 +17,8 @@ from torch_ltc.runtime.buffer import buffer_of
 def sync(wait: bool = False) -> None:
     """End the step: queue everything that was recorded, and run the step closures.
 
-    Returns as soon as the work is queued; with `wait`, when it has run. Never required: reading a value syncs by itself, and
-    so does an optimizer's step. Raises the error of an operation that failed in an earlier program, once.
+    Returns as soon as the work is queued; with `wait`, when it has run. Never required: reading a value syncs by
+    itself, and so does an optimizer's step. Raises the error of an operation that failed in an earlier program, once.
     """
     runtime.sync(wait)
     run_step_closures()
@@ -46,12 +46,14 @@ def sync_multi(tensors: Sequence[torch.Tensor], devices: Sequence[str] | None = 
 def get_tensor_id(tensor: torch.Tensor) -> int:
     """A number that identifies the memory behind a tensor of the device, shared by its views."""
     if tensor.device.type != "ltc":
-        raise LtcError(f"get_tensor_id takes tensors on ltc, got one on {tensor.device}", hint="move it with .to('ltc')")
+        raise LtcError(
+            f"get_tensor_id takes tensors on ltc, got one on {tensor.device}", hint="move it with .to('ltc')"
+        )
     return buffer_of(tensor).identity
 
 
 def to_cpu(tensors: Any, devices: Sequence[str] | None = None) -> Any:
-    """The same structure of lists, tuples and dicts with every tensor of the device copied to the CPU, after one sync."""
+    """The structure of lists, tuples and dicts with the tensors of the device copied to the CPU, after one sync."""
     del devices
     leaves, structure = pytree.tree_flatten(tensors)
     if any(isinstance(leaf, torch.Tensor) and leaf.device.type == "ltc" for leaf in leaves):

@@ -1,4 +1,4 @@
-"""Looking at the pending program: as text, as a dot graph, as the backend's own code; and writing it to a file at each sync."""
+"""Looking at the pending program: as text, as a dot graph, as the backend's own code, or in a file at each sync."""
 
 from __future__ import annotations
 

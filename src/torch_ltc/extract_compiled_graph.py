@@ -1,7 +1,7 @@
 """Turn a module into a callable that runs its recorded program without recording it again.
 
-Under the name of `torch._lazy.extract_compiled_graph`. The module must not depend on the values of its inputs, nor draw random
-numbers that should differ from call to call in ways that Python decides: it is recorded once.
+Under the name of `torch._lazy.extract_compiled_graph`. The module must not depend on the values of its inputs, nor
+draw random numbers that should differ from call to call in ways that Python decides: it is recorded once.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ def extract_compiled_graph(model: torch.nn.Module, example_inputs: Sequence[torc
     finally:
         stop()
     if fallbacks:
-        raise RuntimeError(f"Fail to extract the compiled graph because of fallback: {', '.join(sorted(set(fallbacks)))}")
+        raise RuntimeError(
+            f"Fail to extract the compiled graph because of fallback: {', '.join(sorted(set(fallbacks)))}"
+        )
     return _replayer(result, lazy_inputs)
 
 

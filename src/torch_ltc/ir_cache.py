@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from torch_ltc.events import SyncReason
 from torch_ltc.program.instruction import Call
 from torch_ltc.runtime.cache import executables
 from torch_ltc.runtime.recorder import recorder
 from torch_ltc.runtime.sync import cut
-from torch_ltc.events import SyncReason
 
 
 def dump(dot_file_name: str) -> None:

@@ -63,7 +63,7 @@ def train_and_sample(device: str) -> list[Sample]:
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="reads the resident memory from /proc")
-@pytest.mark.parametrize("backend", ("interpreter", "torchscript"))
+@pytest.mark.parametrize("backend", ["interpreter", "torchscript"])
 def test_500_identical_steps_keep_nothing_more(backend: str) -> None:
     with settings.scope(backend=backend):
         samples = train_and_sample("ltc")

@@ -11,7 +11,7 @@ from tests.models.training import Case
 from tests.models.transformer_cases import TRANSFORMER_CASES, gpt2
 
 each_case = pytest.mark.parametrize("case", LAYER_CASES + TRANSFORMER_CASES, ids=lambda case: case.name)
-each_backend = pytest.mark.parametrize("backend", ("interpreter", "torchscript"))
+each_backend = pytest.mark.parametrize("backend", ["interpreter", "torchscript"])
 
 
 @each_case

@@ -104,8 +104,8 @@ def paired_tokens(generator: torch.Generator) -> Batch:
 def model_loss(model: nn.Module, batch: Batch) -> Tensor:
     """The loss that the model itself computes from labels."""
     ids, labels = batch
-    # Called as its users call it. With `use_cache=False` transformers itself reads from the device in every forward of a
-    # decoder, to find out whether sequences were packed, and no step could be one program.
+    # Called as its users call it. With `use_cache=False` transformers itself reads from the device in every forward of
+    # a decoder, to find out whether sequences were packed, and no step could be one program.
     return model(input_ids=ids, labels=labels).loss
 
 

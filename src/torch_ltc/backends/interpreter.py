@@ -1,8 +1,8 @@
 """The reference backend: runs a program call by call with PyTorch's own kernels.
 
-A call that fails loses its own results and whatever depends on them; the rest of the program still runs. On a call's first
-run its results are compared with the geometry that was recorded: results that lie in memory in another way are copied into
-the recorded layout, then and in every later run.
+A call that fails loses its own results and whatever depends on them; the rest of the program still runs. On a call's
+first run its results are compared with the geometry that was recorded: results that lie in memory in another way are
+copied into the recorded layout, then and in every later run.
 """
 
 from __future__ import annotations
@@ -117,7 +117,8 @@ class Interpretation(Computation):
 
     def _lose(self, call: Call, values: list[Any], error: LtcError) -> None:
         """The call did not happen. What it would have made is lost, and so is memory of this program that it would have
-        written to. Memory from outside (parameters, optimizer state) keeps its value, as when eager stops at the error."""
+        written to. Memory from outside (parameters, optimizer state) keeps its value, as when eager stops at the
+        error."""
         for number in call.numbers:
             if number >= 0:
                 values[number] = error
@@ -214,7 +215,9 @@ def _settle(call: Call, results: list[Any], operands: list[Any]) -> tuple[int, .
 
 def _laid_out(result: torch.Tensor, spec: Spec | None) -> torch.Tensor:
     assert spec is not None
-    copy = torch.empty(spec.extent(), dtype=spec.dtype, device=result.device).as_strided(spec.size, spec.stride, spec.offset)
+    copy = torch.empty(spec.extent(), dtype=spec.dtype, device=result.device).as_strided(
+        spec.size, spec.stride, spec.offset
+    )
     return copy.copy_(result)
 
 
@@ -238,5 +241,3 @@ def _failure(call: Call, values: list[Any], error: Exception) -> LtcError:
     failure = ExecutionError(what, op=call.name, input_shapes=shapes, source=str(call.source))
     failure.__cause__ = error
     return failure
-
-

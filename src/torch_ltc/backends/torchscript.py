@@ -1,6 +1,7 @@
 """The TorchScript backend, the default: the whole program as one TorchScript function.
 
-TorchScript takes views, in-place calls, lists and run-time numbers as they are, and runs them without the interpreter lock.
+TorchScript takes views, in-place calls, lists and run-time numbers as they are, and runs them without the interpreter
+lock.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ class _Lowering:
     def __init__(self, program: Program, device: torch.device) -> None:
         self._program = program
         self._device = device
-        self._graph = torch._C.Graph()
+        self._graph: Any = torch._C.Graph()
         self._values: dict[int, Any] = {}
         self._scalars: dict[int, Any] = {}
         self._generator: Any = None

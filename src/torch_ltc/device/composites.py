@@ -1,7 +1,7 @@
 """Operators that PyTorch composes differently for the CPU than for other devices.
 
-CPU eager is the oracle, to the bit: what the CPU computes with one fused kernel, or in another order, is recorded that way
-here too. On another physical device PyTorch's own composition is kept.
+CPU eager is the oracle, to the bit: what the CPU computes with one fused kernel, or in another order, is recorded
+that way here too. On another physical device PyTorch's own composition is kept.
 """
 
 from __future__ import annotations
@@ -45,9 +45,8 @@ def _attention_choice(
     choice = _choices.get(known)
     if choice is None:
         made = [_stand_in(t) for t in tensors]
-        choice = int(
-            torch._fused_sdp_choice(*made, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)  # type: ignore[arg-type]
-        )
+        choose: Any = torch._fused_sdp_choice
+        choice = int(choose(*made, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa))
         _choices[known] = choice
     return choice
 
@@ -74,7 +73,9 @@ def scaled_dot_product_attention(
             out: torch.Tensor = fused(query, key, value, dropout_p, is_causal, attn_mask=mask, scale=scale)[0]
             return out
     math = aten._scaled_dot_product_attention_math
-    result: torch.Tensor = math(query, key, value, mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa)[0]
+    result: torch.Tensor = math(
+        query, key, value, mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
+    )[0]
     return result
 
 

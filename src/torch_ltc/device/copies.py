@@ -87,7 +87,7 @@ def copy_(target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False
 
 
 def _adopt_whole(target: torch.Tensor, source: torch.Tensor) -> bool:
-    """Give a tensor that nobody has written to its contents directly; nothing is recorded. False when that is not right."""
+    """Give a tensor that nobody has written to its contents; nothing is recorded. False when that is not right."""
     buffer, spec = buffer_of(target), spec_of(target)
     if buffer.number >= 0 or buffer.data is not None or buffer.spec is not spec or not spec.covers_storage():
         return False
@@ -140,7 +140,8 @@ def to_copy(
         recorded: torch.Tensor = record(_TO_COPY, given)
         return recorded
     options: dict[str, Any] = {"dtype": dtype, "device": device, "memory_format": memory_format}
-    return read(source, lambda real: aten._to_copy.default(real, **options), "copy")
+    fetched: torch.Tensor = read(source, lambda real: aten._to_copy.default(real, **options), "copy")
+    return fetched
 
 
 def local_scalar_dense(source: torch.Tensor) -> Any:

@@ -1,7 +1,7 @@
 """Calls that cannot be recorded run eagerly on the physical device, after a sync, and say so.
 
-Data-dependent results, operators without a meta kernel, sparse and nested layouts come here. Every tensor result, in lists
-too, comes back as a device tensor; results that are not plain strided tensors stay on the physical device.
+Data-dependent results, operators without a meta kernel, sparse and nested layouts come here. Every tensor result, in
+lists too, comes back as a device tensor; results that are not plain strided tensors stay on the physical device.
 """
 
 from __future__ import annotations

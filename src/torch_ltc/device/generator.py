@@ -1,7 +1,7 @@
 """`torch.Generator(device="ltc")`: a physical generator that says it belongs to the device.
 
-PyTorch lets a device written in Python make no generator of its own. The class behind `torch.Generator` is replaced by a
-subclass that makes ours; generators of other devices are made as before and are still instances of it.
+PyTorch lets a device written in Python make no generator of its own. The class behind `torch.Generator` is replaced
+by a subclass that makes ours; generators of other devices are made as before and are still instances of it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class DeviceGenerator(_Original):
     """A generator for `generator=` arguments of the device's random operators."""
 
     @property
-    def device(self) -> torch.device:
+    def device(self) -> torch.device:  # type: ignore[override]
         """The lazy device."""
         return torch.device("ltc", 0)
 
@@ -50,4 +50,4 @@ def install_generator() -> None:
         return _Original(device=device)
 
     names = {"__new__": new, "__doc__": _Original.__doc__, "__module__": "torch", "__slots__": ()}
-    torch.Generator = _GeneratorType("Generator", (_Original,), names)  # type: ignore[misc, assignment]
+    torch.Generator = _GeneratorType("Generator", (_Original,), names)  # type: ignore[misc]

@@ -1,7 +1,8 @@
 """Recording kernels, one per operator overload, made from its schema.
 
-A kernel is a stub until it is first called. Then source text is made for its schema, with no loop over arguments in it, and
-the stub's code object is replaced: from the second call on, the dispatcher runs the specialised code directly.
+A kernel is a stub until it is first called. Then source text is made for its schema, with no loop over arguments in
+it, and the stub's code object is replaced: from the second call on, the dispatcher runs the specialised code
+directly.
 
 What a specialised kernel does, for a call with one fresh result:
   1. look up each tensor's value number (an attribute; the recorder's slow path when it is missing or stale),
@@ -15,7 +16,6 @@ from collections.abc import Callable
 from types import CodeType, FunctionType
 from typing import Any
 
-import torch
 from torch._ops import OpOverload
 
 from torch_ltc.config import forced_fallback_ops, settings
@@ -138,7 +138,12 @@ def compile_kernel(operator: Operator) -> CodeType:
 
 def kernel_source(operator: Operator) -> str:
     """Source text of the specialised kernel."""
-    lines = [f"def kernel({_signature(operator)}):", "    try:", "        with lock:", "            base = recorder.base"]
+    lines = [
+        f"def kernel({_signature(operator)}):",
+        "    try:",
+        "        with lock:",
+        "            base = recorder.base",
+    ]
     parts = []
     for index, argument in enumerate(operator.arguments):
         part = _argument_lines(argument, index, lines)
@@ -267,5 +272,3 @@ def apply_forced_fallback() -> None:
 
 
 settings.watch("force_fallback", apply_forced_fallback)
-
-

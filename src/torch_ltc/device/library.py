@@ -12,20 +12,19 @@ from torch_ltc.device.fallback import is_lazy, run_eagerly
 from torch_ltc.device.kernels import Kernel, make_kernel, record
 from torch_ltc.program.operator import Operator
 
-# Left to PyTorch's own kernels. The first group makes aliases that must not go through Python (`detach` of a tensor that
-# has a Python object breaks nn.Parameter) or works on autograd's structures; the second composes other operators on
-# whatever device its arguments name, or draws random numbers without taking a generator.
-_NOT_OURS = frozenset(
-    """
-    detach detach_ alias _conj _neg_view lift lift_fresh _fw_primal _make_dual _unpack_dual _has_same_storage_numel
-    is_pinned _pin_memory record_stream _backward requires_grad_ retain_grad rename_ rename align_to refine_names
-    _new_zeros_with_same_feature_meta _efficientzerotensor _nested_tensor_from_tensor_list is_same_size is_set_to
-    _assert_tensor_metadata
-    empty_like zeros_like ones_like full_like rand_like randn_like randint_like new_empty new_empty_strided new_full
-    new_zeros new_ones rand randn randint randperm normal_functional empty.names empty_quantized
-    _to_dense to_dense to_sparse to_mkldnn
-    """.split()
+# Left to PyTorch's own kernels. The first group makes aliases that must not go through Python (`detach` of a tensor
+# that has a Python object breaks nn.Parameter) or works on autograd's structures; the second composes other operators
+# on whatever device its arguments name, or draws random numbers without taking a generator.
+_ALIASES_AND_AUTOGRAD = (
+    "detach detach_ alias _conj _neg_view lift lift_fresh _fw_primal _make_dual _unpack_dual _has_same_storage_numel "
+    "is_pinned _pin_memory record_stream _backward requires_grad_ retain_grad rename_ rename align_to refine_names "
+    "_new_zeros_with_same_feature_meta _efficientzerotensor is_same_size is_set_to _assert_tensor_metadata"
 )
+_COMPOSED_ANYWHERE = (
+    "empty_like zeros_like ones_like full_like rand_like randn_like randint_like new_empty new_empty_strided new_full "
+    "new_zeros new_ones rand randn randint randperm normal_functional empty.names to_dense to_sparse to_mkldnn"
+)
+_NOT_OURS = frozenset(f"{_ALIASES_AND_AUTOGRAD} {_COMPOSED_ANYWHERE}".split())
 _COMPOSITE = "CompositeImplicitAutograd"
 
 _libraries: list[torch.library.Library] = []
@@ -76,7 +75,7 @@ def _unregistered(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
     if operator is None:
         operator = _operators[op.name()] = Operator(op)
     values = operator.values(args, kwargs)
-    if operator.dynamic or operator.returns == 0 and not operator.written:
+    if operator.dynamic or (operator.returns == 0 and not operator.written):
         return run_eagerly(operator, values, "its result's shape depends on data")
     return record(operator, values)
 
@@ -89,21 +88,23 @@ def _other_layout(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
 
 def register_kernels() -> None:
     """Register everything. Once per process."""
-    aten = torch.library.Library("aten", "IMPL")
-    _libraries.append(aten)
+    library = torch.library.Library("aten", "IMPL")
+    _libraries.append(library)
+    aten: Any = library.m
     for op in overloads():
         kernel = kernel_for(op)
         if kernel is not None:
-            aten.m.impl(op.name(), "PrivateUse1", kernel, False)
+            aten.impl(op.name(), "PrivateUse1", kernel, False)
     for name, kernel in {**random_ops.COMPOSITES, **composites.COMPOSITES, **recurrent.COMPOSITES}.items():
         for key in ("AutogradPrivateUse1", "PrivateUse1"):
-            aten.m.impl(name, key, kernel, False)
-    aten.m.impl("aten::_pin_memory", "CPU", copies.pin_memory, False)
-    everything = torch.library.Library("_", "IMPL")
-    _libraries.append(everything)
-    everything.m.fallback("PrivateUse1", _unregistered, False)
+            aten.impl(name, key, kernel, False)
+    aten.impl("aten::_pin_memory", "CPU", copies.pin_memory, False)
+    others = torch.library.Library("_", "IMPL")
+    _libraries.append(others)
+    everything: Any = others.m
+    everything.fallback("PrivateUse1", _unregistered, False)
     for key in ("SparsePrivateUse1", "SparseCsrPrivateUse1", "NestedTensorPrivateUse1", "QuantizedPrivateUse1"):
-        everything.m.fallback(key, _other_layout, False)
+        everything.fallback(key, _other_layout, False)
 
 
 __all__ = ["is_lazy", "kernel_for", "overloads", "register_kernels"]

@@ -153,13 +153,14 @@ def seed_all() -> int:
 
 def initial_seed() -> int:
     """The seed in force."""
-    return _in_order(lambda: device_random.generator.initial_seed())
+    return int(_in_order(lambda: device_random.generator.initial_seed()))
 
 
 def get_rng_state(device: _Device = None) -> torch.Tensor:
     """The generator's state at this point of the program, as a CPU tensor. Runs what was recorded before."""
     _check(device)
-    return _in_order(lambda: device_random.generator.get_state())
+    state: torch.Tensor = _in_order(lambda: device_random.generator.get_state())
+    return state
 
 
 def set_rng_state(new_state: torch.Tensor, device: _Device = None) -> None:

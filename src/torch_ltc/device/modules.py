@@ -1,8 +1,8 @@
 """`nn.Module.to("ltc")` keeps parameters the objects they are, as moving to a GPU does.
 
-PyTorch makes new parameters when a module moves to a device of this kind: tied weights come untied, and an optimizer that was
-made before keeps the old ones. It can swap the contents of a parameter instead; that is asked for here, for moves to and
-from the device only.
+PyTorch makes new parameters when a module moves to a device of this kind: tied weights come untied, and an optimizer
+that was made before keeps the old ones. It can swap the contents of a parameter instead; that is asked for here, for
+moves to and from the device only.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def _involves_device(module: torch.nn.Module, convert: Callable[[torch.Tensor], 
 
 def install_module_moves() -> None:
     """Replace `nn.Module._apply`. Once per process."""
-    original = torch.nn.Module._apply
+    original: Any = torch.nn.Module._apply
     future = torch.__future__
 
     @functools.wraps(original)

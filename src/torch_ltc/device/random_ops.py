@@ -18,7 +18,9 @@ from torch_ltc.program.operator import Operator
 
 aten = torch.ops.aten
 # In-place fills whose result does not depend on what the tensor held.
-_FILLS = frozenset({"uniform_", "normal_", "random_", "exponential_", "cauchy_", "log_normal_", "geometric_", "bernoulli_"})
+_FILLS = frozenset(
+    {"uniform_", "normal_", "random_", "exponential_", "cauchy_", "log_normal_", "geometric_", "bernoulli_"}
+)
 
 
 def random_kernel(op: OpOverload) -> Kernel:
@@ -33,7 +35,7 @@ def random_kernel(op: OpOverload) -> Kernel:
             return resizing(*args, **kwargs) if operator.written else record(operator, values)
         if not fills:
             return run_eagerly(operator, values, "it draws from a generator of the caller's")
-        target = values[0]
+        target: Any = values[0]
         drawn = torch.empty_strided(target.size(), target.stride(), dtype=target.dtype)
         op(drawn, *args[1:], **kwargs)
         return copy_(target, drawn)

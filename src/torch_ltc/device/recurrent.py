@@ -1,8 +1,8 @@
 """Recurrent networks, composed as PyTorch composes them for the CPU.
 
-For other devices PyTorch calls fused cells that exist on GPUs only. On the CPU it projects the inputs of all steps at once and
-then walks the steps, and hands float LSTMs to oneDNN layer by layer; the same is recorded here, so that results are equal to
-the bit.
+For other devices PyTorch calls fused cells that exist on GPUs only. On the CPU it projects the inputs of all steps at
+once and then walks the steps, and hands float LSTMs to oneDNN layer by layer; the same is recorded here, so that
+results are equal to the bit.
 """
 
 from __future__ import annotations
@@ -75,9 +75,12 @@ def _group(params: Sequence[torch.Tensor], has_biases: bool, projected: bool) ->
     size = 2 + 2 * has_biases + projected
     groups = []
     for start in range(0, len(params), size):
-        part = list(params[start : start + size])
+        part: list[torch.Tensor | None] = list(params[start : start + size])
         w_hr = part.pop() if projected else None
-        groups.append(_Weights(*part, w_hr=w_hr))
+        b_ih, b_hh = part[2:] if has_biases else (None, None)
+        assert part[0] is not None
+        assert part[1] is not None
+        groups.append(_Weights(part[0], part[1], b_ih, b_hh, w_hr))
     return groups
 
 
@@ -136,7 +139,7 @@ def _layers(
     cell: Cell,
     x: torch.Tensor,
     sizes: list[int] | None,
-    states: list[State],
+    states: Sequence[State],
     weights: list[_Weights],
     bidirectional: bool,
     dropout: float,
@@ -207,7 +210,17 @@ def _onednn_lstm(
     return x.transpose(0, 1) if batch_first else x, torch.stack(hidden, 0), torch.stack(cells, 0)
 
 
-def _lstm_input(x: Any, hx: Any, params: Any, has_biases: bool, layers: int, dropout: float, train: bool, both: bool, batch_first: bool) -> Any:
+def _lstm_input(
+    x: Any,
+    hx: Any,
+    params: Any,
+    has_biases: bool,
+    layers: int,
+    dropout: float,
+    train: bool,
+    both: bool,
+    batch_first: bool,
+) -> Any:
     projected = hx[0].size(2) != hx[1].size(2)
     weights = _group(params, has_biases, projected)
     if _use_onednn(x, projected):
@@ -219,7 +232,9 @@ def _lstm_input(x: Any, hx: Any, params: Any, has_biases: bool, layers: int, dro
     return (out.transpose(0, 1) if batch_first else out, *finals)
 
 
-def _lstm_data(x: Any, sizes: Any, hx: Any, params: Any, has_biases: bool, layers: int, dropout: float, train: bool, both: bool) -> Any:
+def _lstm_data(
+    x: Any, sizes: Any, hx: Any, params: Any, has_biases: bool, layers: int, dropout: float, train: bool, both: bool
+) -> Any:
     weights = _group(params, has_biases, hx[0].size(2) != hx[1].size(2))
     states = list(zip(hx[0].unbind(0), hx[1].unbind(0), strict=True))
     out, finals = _layers(_lstm_step, x, sizes.tolist(), states, weights, both, dropout, train)
@@ -229,13 +244,27 @@ def _lstm_data(x: Any, sizes: Any, hx: Any, params: Any, has_biases: bool, layer
 def _plain(cell: Cell) -> tuple[Kernel, Kernel]:
     """Kernels for padded and packed sequences of a network whose state is one tensor."""
 
-    def padded(x: Any, hx: Any, params: Any, has_biases: bool, layers: int, dropout: float, train: bool, both: bool, batch_first: bool) -> Any:
+    def padded(
+        x: Any,
+        hx: Any,
+        params: Any,
+        has_biases: bool,
+        layers: int,
+        dropout: float,
+        train: bool,
+        both: bool,
+        batch_first: bool,
+    ) -> Any:
         states = [(h,) for h in hx.unbind(0)]
         weights = _group(params, has_biases, False)
-        out, finals = _layers(cell, x.transpose(0, 1) if batch_first else x, None, states, weights, both, dropout, train)
+        out, finals = _layers(
+            cell, x.transpose(0, 1) if batch_first else x, None, states, weights, both, dropout, train
+        )
         return (out.transpose(0, 1) if batch_first else out, *finals)
 
-    def packed(x: Any, sizes: Any, hx: Any, params: Any, has_biases: bool, layers: int, dropout: float, train: bool, both: bool) -> Any:
+    def packed(
+        x: Any, sizes: Any, hx: Any, params: Any, has_biases: bool, layers: int, dropout: float, train: bool, both: bool
+    ) -> Any:
         states = [(h,) for h in hx.unbind(0)]
         out, finals = _layers(cell, x, sizes.tolist(), states, _group(params, has_biases, False), both, dropout, train)
         return (out, *finals)
@@ -264,7 +293,7 @@ def on_cpu(op: Any, ours: Kernel) -> Kernel:
 
 def _table() -> dict[str, Kernel]:
     gru, tanh, relu = _plain(_gru_step), _plain(_tanh_step), _plain(_relu_step)
-    ours = {
+    ours: dict[Any, Kernel] = {
         aten.lstm.input: _lstm_input,
         aten.lstm.data: _lstm_data,
         aten.gru.input: gru[0],

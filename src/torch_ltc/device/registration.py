@@ -1,7 +1,7 @@
 """The only module that touches PyTorch's private device interfaces.
 
-It registers the name "ltc" on the PrivateUse1 device, makes device tensors, and holds the dispatcher handles. A PyTorch whose
-interfaces are not the ones used here is refused with a clear error.
+It registers the name "ltc" on the PrivateUse1 device, makes device tensors, and holds the dispatcher handles. A
+PyTorch whose interfaces are not the ones used here is refused with a clear error.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ create_empty_tensor: Callable[[Any, torch.dtype], torch.Tensor] = torch._C._acc.
 refuse_data_pointer: Callable[[torch.Tensor], None] = torch._C._set_throw_on_mutable_data_ptr
 META = torch._C.DispatchKeySet(torch._C.DispatchKey.Meta)
 _as_strided = torch.ops.aten.as_strided.default
-set_data = torch._C.TensorBase.data.__set__
+_data: Any = torch._C.TensorBase.data
+set_data: Callable[[torch.Tensor, torch.Tensor], None] = _data.__set__
 
 
 class _Hooks(torch._C._acc.PrivateUse1Hooks):
@@ -80,7 +81,7 @@ def register_device() -> None:
     torch._C._acc.register_python_privateuseone_device_guard(_Guard())
 
 
-def alias(tensor: torch.Tensor, size: Any, stride: Any, offset: int) -> torch.Tensor:
+def alias(tensor: torch.Tensor, size: Any, stride: Any, offset: Any) -> torch.Tensor:
     """A device tensor of this geometry on the storage of `tensor`; bounds are not checked."""
     result: torch.Tensor = _as_strided.redispatch(META, tensor, size, stride, offset)
     return result

@@ -1,7 +1,7 @@
 """Storages of the device as PyTorch's Python side sees them: copying, deepcopy, pickle, save and load.
 
-A lazy storage has no memory of its own, so the methods that would touch it are replaced on `torch.UntypedStorage` by ones that
-go through the buffer; for storages of other devices they are what they were.
+A lazy storage has no memory of its own, so the methods that would touch it are replaced on `torch.UntypedStorage` by
+ones that go through the buffer; for storages of other devices they are what they were.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def install_storage_methods() -> None:
         return storage_from(_to_cpu(buffer))
 
     @_replace("tolist")
-    def tolist(storage: Any, buffer: Buffer) -> list[int]:
+    def tolist(storage: Any, buffer: Buffer) -> Any:
         return _to_cpu(buffer).tolist()
 
     @_replace("__getitem__")
@@ -110,7 +110,7 @@ def install_storage_methods() -> None:
         # Libraries find shared storages by comparing pointers: a number that tells buffers apart, and no address.
         return buffer.identity << 6
 
-    typed = torch.TypedStorage.__reduce__
+    typed: Any = torch.TypedStorage.__reduce__
 
     @functools.wraps(typed)
     def typed_reduce(self: Any) -> Any:
@@ -141,7 +141,9 @@ def _install_moves() -> None:
             return copy(self, source if other is None else _to_cpu(other), non_blocking)
         fresh = _buffer(storage_from(source.cpu()))
         assert fresh is not None
-        read_buffer(target, _flat(target), lambda real: real.copy_(fresh.physical(_flat(fresh), real.device)), "storage")
+        read_buffer(
+            target, _flat(target), lambda real: real.copy_(fresh.physical(_flat(fresh), real.device)), "storage"
+        )
         return self
 
     make = _Storage.__new__
@@ -152,6 +154,6 @@ def _install_moves() -> None:
             return make(cls, *args, **kwargs)
         return storage_from(make(cls, *args))
 
-    _Storage.__new__ = staticmethod(new)  # type: ignore[assignment]
+    _Storage.__new__ = staticmethod(new)  # type: ignore[method-assign]
     _Storage.to = to  # type: ignore[method-assign]
     _Storage.copy_ = copy_  # type: ignore[method-assign]

@@ -14,27 +14,32 @@ _base = torch._C.TensorBase
 
 def _refusal(what: str) -> DataAccessError:
     return DataAccessError(
-        f"{what} was asked of a tensor on ltc: its memory is the physical device's, and it may not have been computed yet",
+        f"{what} was asked of a tensor on ltc: its memory is the physical device's, and may not be computed yet",
         hint="use tensor.cpu() and take it from there",
     )
 
 
+def _set(name: str, value: Any) -> None:
+    setattr(torch.Tensor, name, value)
+
+
 def _install_data_setter() -> None:
     # Assigning `.data` changes what a tensor looks at without telling us; the value number it carries would be stale.
-    descriptor = _base.data
+    descriptor: Any = _base.data
 
     def set_data(self: torch.Tensor, value: torch.Tensor) -> None:
         self.__dict__.pop("_ltc", None)
         descriptor.__set__(self, value)
 
-    torch.Tensor.data = property(descriptor.__get__, set_data, doc=descriptor.__doc__)  # type: ignore[assignment, arg-type]
+    _set("data", property(descriptor.__get__, set_data, doc=descriptor.__doc__))
 
 
 def _install_refusals() -> None:
-    pointer, dlpack = _base.data_ptr, torch.Tensor.__dlpack__
+    pointer: Any = _base.data_ptr
+    dlpack: Any = torch.Tensor.__dlpack__
 
     @functools.wraps(pointer)
-    def data_ptr(self: torch.Tensor) -> int:
+    def data_ptr(self: torch.Tensor) -> Any:
         if self.device.type == "ltc":
             raise _refusal("data_ptr()")
         return pointer(self)
@@ -45,7 +50,7 @@ def _install_refusals() -> None:
             raise _refusal("a DLPack capsule")
         return dlpack(self, *args, **kwargs)
 
-    capsule = torch._C._to_dlpack
+    capsule: Any = torch._C._to_dlpack
 
     @functools.wraps(capsule)
     def c_dlpack(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -53,14 +58,16 @@ def _install_refusals() -> None:
             raise _refusal("a DLPack capsule")
         return capsule(tensor, *args, **kwargs)
 
-    torch.utils.dlpack.to_dlpack = torch.to_dlpack = torch._C._to_dlpack = c_dlpack
-    torch.Tensor.data_ptr = data_ptr  # type: ignore[method-assign]
-    torch.Tensor.__dlpack__ = to_dlpack  # type: ignore[method-assign]
+    for owner, name in ((torch.utils.dlpack, "to_dlpack"), (torch, "to_dlpack"), (torch._C, "_to_dlpack")):
+        setattr(owner, name, c_dlpack)
+    _set("data_ptr", data_ptr)
+    _set("__dlpack__", to_dlpack)
 
 
 def _install_state() -> None:
     # The value number is a cache that belongs to this very tensor: it must not travel with a copy.
-    state, deepcopy = torch._utils._get_obj_state, torch.Tensor.__deepcopy__
+    state: Any = torch._utils._get_obj_state
+    deepcopy: Any = torch.Tensor.__deepcopy__
 
     @functools.wraps(state)
     def get_state(obj: Any) -> Any:
@@ -69,20 +76,20 @@ def _install_state() -> None:
         return state(obj)
 
     @functools.wraps(deepcopy)
-    def deep_copy(self: torch.Tensor, memo: Any) -> torch.Tensor:
+    def deep_copy(self: torch.Tensor, memo: Any) -> Any:
         self.__dict__.pop("_ltc", None)
         return deepcopy(self, memo)
 
     torch._utils._get_obj_state = get_state
-    torch.Tensor.__deepcopy__ = deep_copy  # type: ignore[method-assign]
+    _set("__deepcopy__", deep_copy)
 
 
 def _install_text() -> None:
     # One read of the whole tensor instead of a dozen recorded operations and reads.
-    text = torch._tensor_str._tensor_str
+    text: Any = torch._tensor_str._tensor_str
 
     @functools.wraps(text)
-    def tensor_str(self: torch.Tensor, indent: int) -> str:
+    def tensor_str(self: torch.Tensor, indent: int) -> Any:
         return text(self.cpu() if self.device.type == "ltc" else self, indent)
 
     torch._tensor_str._tensor_str = tensor_str

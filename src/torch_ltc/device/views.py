@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
+from torch_ltc.device.fallback import run_eagerly
 from torch_ltc.device.kernels import Kernel, record
 from torch_ltc.device.registration import META, alias, set_data
 from torch_ltc.device.tensors import empty_tensor
@@ -16,7 +17,6 @@ from torch_ltc.program.operator import Operator
 from torch_ltc.program.spec import Spec, contiguous_strides, make_spec, spec_of
 from torch_ltc.runtime.buffer import buffer_of
 from torch_ltc.runtime.recorder import operand_tensors, recorder
-from torch_ltc.device.fallback import run_eagerly
 
 aten = torch.ops.aten
 _ALIAS = Operator(aten.alias.default)
@@ -81,11 +81,13 @@ def resize_(tensor: torch.Tensor, size: Any, *, memory_format: torch.memory_form
         stride = torch.empty(wanted, device="meta", memory_format=memory_format).stride()
     if wanted == tuple(tensor.size()) and memory_format is None:
         return tensor
-    resize_to(tensor, make_spec(tensor.dtype, wanted, stride, tensor.storage_offset()))
+    resize_to(tensor, make_spec(tensor.dtype, wanted, stride, int(tensor.storage_offset())))
     return tensor
 
 
-def resize_as_(tensor: torch.Tensor, other: torch.Tensor, *, memory_format: torch.memory_format | None = None) -> torch.Tensor:
+def resize_as_(
+    tensor: torch.Tensor, other: torch.Tensor, *, memory_format: torch.memory_format | None = None
+) -> torch.Tensor:
     """Kernel of `aten::resize_as_`."""
     resize_(tensor, other.size())
     if memory_format is not None:
@@ -147,7 +149,13 @@ def addbmm_(
 
 
 def linalg_lu_solve_out(
-    factors: torch.Tensor, pivots: torch.Tensor, rhs: torch.Tensor, *, left: bool = True, adjoint: bool = False, out: torch.Tensor
+    factors: torch.Tensor,
+    pivots: torch.Tensor,
+    rhs: torch.Tensor,
+    *,
+    left: bool = True,
+    adjoint: bool = False,
+    out: torch.Tensor,
 ) -> torch.Tensor:
     """Kernel of `aten::linalg_lu_solve.out`, which on the CPU may leave its target conjugated."""
     result = torch.linalg.lu_solve(factors, pivots, rhs, left=left, adjoint=adjoint)

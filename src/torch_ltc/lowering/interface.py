@@ -1,7 +1,7 @@
 """The interface between the runtime and a backend.
 
-A backend turns a `Program` into a `Computation`; running a computation gives one physical tensor per program output. Inputs
-that the program writes to are written in place.
+A backend turns a `Program` into a `Computation`; running a computation gives one physical tensor per program output.
+Inputs that the program writes to are written in place.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Arguments:
 
 @dataclass(slots=True)
 class Outcome:
-    """What a run produced: a tensor, or the error that lost it, per output, and the errors of the calls that failed, each
-    to be raised once."""
+    """What a run produced: a tensor, or the error that lost it, per output; and the errors of the calls that failed,
+    each to be raised once."""
 
     results: list[torch.Tensor | LtcError]
     failures: list[LtcError] = field(default_factory=list)

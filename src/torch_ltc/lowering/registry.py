@@ -16,7 +16,9 @@ class Registry:
     def register(self, backend: Backend, *, reference: bool = False) -> None:
         """Add a backend; a second one of the same name is an error."""
         if backend.name in self._backends:
-            raise BackendError(f"a backend named {backend.name!r} is registered already", hint="give yours another name")
+            raise BackendError(
+                f"a backend named {backend.name!r} is registered already", hint="give yours another name"
+            )
         self._backends[backend.name] = backend
         if reference:
             self._reference = backend

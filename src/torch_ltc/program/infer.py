@@ -1,12 +1,13 @@
 """What a call will return: sizes, strides, dtypes and aliasing, found without its data and remembered.
 
-The meta kernel is asked first. Where PyTorch has none, where it raises, or where it is known to give other strides than
-the real kernel (`CPU_INFERRED`), the call is tried on zero-filled CPU tensors of the same geometry: that yields either the
-real result geometry or the very error eager would raise. Data-dependent calls never come here.
+The meta kernel is asked first. Where PyTorch has none, where it raises, or where it is known to give other strides
+than the real kernel (`CPU_INFERRED`), the call is tried on zero-filled CPU tensors of the same geometry: that yields
+either the real result geometry or the very error eager would raise. Data-dependent calls never come here.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,18 +23,20 @@ _STAND_IN_BYTES = 2**31
 _MEMO_BOUND = 65_536
 
 # Operators (without overload) whose meta kernel promises another layout, dtype or size than the CPU kernel gives.
-CPU_INFERRED = frozenset(
-    f"aten::{name}"
-    for name in """
-    mkldnn_rnn_layer native_batch_norm _native_batch_norm_legit _batch_norm_with_update _batch_norm_no_update
-    _native_batch_norm_legit_no_training _batch_norm_with_update_functional native_layer_norm native_group_norm
-    _embedding_bag _embedding_bag_forward_only _embedding_bag_backward
-    _fft_c2r _fft_r2c _fft_c2c cholesky_inverse lu_solve ormqr linalg_qr triangular_solve _linalg_svd linalg_eig
-    linalg_ldl_factor_ex linalg_ldl_solve linalg_lu_factor linalg_lu_factor_ex linalg_lu_solve
-    linalg_householder_product linalg_svd qr geqrf max_unpool2d max_unpool3d nonzero_static col2im sort vdot abs
-    _fused_rms_norm
-    """.split()
+_NORMS = (
+    "native_batch_norm _native_batch_norm_legit _batch_norm_with_update _batch_norm_no_update native_layer_norm "
+    "_native_batch_norm_legit_no_training _batch_norm_with_update_functional native_group_norm _fused_rms_norm"
 )
+_LINEAR_ALGEBRA = (
+    "_fft_c2r _fft_r2c _fft_c2c cholesky_inverse lu_solve ormqr linalg_qr triangular_solve _linalg_svd linalg_eig qr "
+    "linalg_ldl_factor_ex linalg_ldl_solve linalg_lu_factor linalg_lu_factor_ex linalg_lu_solve linalg_svd geqrf vdot "
+    "linalg_householder_product"
+)
+_OTHERS = (
+    "mkldnn_rnn_layer _embedding_bag _embedding_bag_forward_only _embedding_bag_backward max_unpool2d max_unpool3d "
+    "nonzero_static col2im sort abs"
+)
+CPU_INFERRED = frozenset(f"aten::{name}" for name in f"{_NORMS} {_LINEAR_ALGEBRA} {_OTHERS}".split())
 
 # Operators that refuse zeros as data: pivots begin at 1.
 _ONES = frozenset({"aten::linalg_lu_solve", "aten::lu_solve", "aten::linalg_ldl_solve"})
@@ -118,10 +121,8 @@ def _infer(
             return meta
         if checked or meta_error is not None:
             raise
-        try:
+        with contextlib.suppress(Exception):
             return _attempt(op, args, kwargs, specs, groups, "meta")
-        except Exception:
-            pass
         raise
 
 

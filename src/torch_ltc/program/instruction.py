@@ -141,7 +141,7 @@ class Call:
     @property
     def name(self) -> str:
         """The operator's full name, as the dispatcher writes it."""
-        return self.op.name()
+        return str(self.op.name())
 
 
 def written_positions(op: OpOverload) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ class Kind(enum.Enum):
     TENSOR = "its value number is in the key; a Python number may stand in its place"
     TENSORS = "a list of the former"
     SCALAR = "its type is in the key, its value is a run-time input"
-    SCALARS = "a list of the former"
+    SCALARS = "a list of run-time inputs, their types in the key"
     STATIC = "it is in the key as it is"
     STATIC_SCALAR = "type and value are in the key: the result's geometry depends on it"
     GENERATOR = "None: the device's generator; anything else is handled where it stands"
@@ -75,7 +75,18 @@ class Operator:
     """One overload as the recorder sees it. Compared by identity: it is the first part of every key."""
 
     # Not a dataclass: equality must be identity, and the hot path reads `op`.
-    __slots__ = ("op", "name", "arguments", "random", "dynamic", "returns", "written", "generator_position", "positional", "checks_numbers")
+    __slots__ = (
+        "op",
+        "name",
+        "arguments",
+        "random",
+        "dynamic",
+        "returns",
+        "written",
+        "generator_position",
+        "positional",
+        "checks_numbers",
+    )
 
     def __init__(self, op: OpOverload) -> None:
         schema = op._schema

@@ -90,7 +90,7 @@ def program_dot(program: Program) -> str:
                 if number in roots:
                     label.append(f"ROOT={roots[number]}")
         text = "\\n".join(label)
-        nodes.append(f"  node{index} [label=\"{text}\"]")
+        nodes.append(f'  node{index} [label="{text}"]')
         operands = [*instruction.args, *instruction.kwargs.values()]
         numbers = [n for operand in operands for n in value_numbers(operand)]
         for position, number in enumerate(numbers):

@@ -6,6 +6,8 @@ A `Spec` is everything about a tensor but its memory: dtype, sizes, strides, sto
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 _SpecKey = tuple[torch.dtype, tuple[int, ...], tuple[int, ...], int, bool, bool]
@@ -96,11 +98,12 @@ def make_spec(
 
 def spec_of(tensor: torch.Tensor) -> Spec:
     """The one `Spec` of this tensor's geometry."""
-    key = (
+    offset: Any = tensor.storage_offset()
+    key: _SpecKey = (
         tensor.dtype,
         tuple(tensor.size()),
         tensor.stride(),
-        tensor.storage_offset(),
+        offset,
         tensor.is_conj(),
         tensor.is_neg(),
     )

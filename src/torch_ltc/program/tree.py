@@ -1,7 +1,7 @@
 """The prefix tree: every program ever recorded is a path from the root.
 
-Recording compares one small tuple with the child that came next last time. Keys are compared in full, always; a hash only
-finds the bucket. The tree is bounded: past the bound, the branches that were used least recently are dropped.
+Recording compares one small tuple with the child that came next last time. Keys are compared in full, always; a hash
+only finds the bucket. The tree is bounded: past the bound, the branches that were used least recently are dropped.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What is kept for each known program, and the bound on compiled ones.
 
-An entry hangs on the tree node where its program was cut, under the program's live outputs: it is found by comparing keys in
-full. The fingerprint exists for people and files; nothing is decided by it alone.
+An entry hangs on the tree node where its program was cut, under the program's live outputs: it is found by comparing
+keys in full. The fingerprint exists for people and files; nothing is decided by it alone.
 """
 
 from __future__ import annotations
@@ -26,7 +26,17 @@ def next_identity() -> int:
 class Entry:
     """A program, its reference computation, and its compiled one while it is kept."""
 
-    __slots__ = ("program", "runs", "reference", "compiled", "backend", "refused", "op_counts", "restored", "fingerprint")
+    __slots__ = (
+        "program",
+        "runs",
+        "reference",
+        "compiled",
+        "backend",
+        "refused",
+        "op_counts",
+        "restored",
+        "fingerprint",
+    )
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -41,8 +51,8 @@ class Entry:
         self.fingerprint = b""
 
 
-# Calls that may fail on data although their geometry is right. What a program writes to its inputs before the last of them
-# is saved before a compiled run, so that the run can be repeated call by call when it fails.
+# Calls that may fail on data although their geometry is right. What a program writes to its inputs before the last of
+# them is saved before a compiled run, so that the run can be repeated call by call when it fails.
 _MAY_FAIL = (
     "embedding",
     "index",

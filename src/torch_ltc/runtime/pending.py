@@ -66,7 +66,9 @@ def run_published(digest: bytes, inputs: Sequence[object]) -> list[torch.Tensor]
     written in place."""
     entry = executables.find(digest)
     if entry is None:
-        raise LtcError(f"no program is known under {digest.hex()}", hint="take the bytes from get_graph_hash in this process")
+        raise LtcError(
+            f"no program is known under {digest.hex()}", hint="take the bytes from get_graph_hash in this process"
+        )
     expected = entry.program.inputs
     if len(inputs) != len(expected) + entry.program.scalars:
         raise LtcError(f"the program takes {len(expected) + entry.program.scalars} inputs, got {len(inputs)}")

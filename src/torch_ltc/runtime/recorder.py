@@ -1,7 +1,8 @@
 """The pending program: where recording stands in the tree, and what it has touched.
 
-There is one recorder for the device. Autograd runs backward on threads of its own, and a step's forward and backward belong
-to one program, so the recorder is shared by all threads and guarded by `lock`. Kernels hold it while they record.
+There is one recorder for the device. Autograd runs backward on threads of its own, and a step's forward and backward
+belong to one program, so the recorder is shared by all threads and guarded by `lock`. Kernels hold it while they
+record.
 """
 
 from __future__ import annotations
@@ -39,7 +40,13 @@ NUMBER_TYPES = frozenset({int, float, bool, complex})
 
 # Operators that take index tensors from the CPU, as PyTorch's other devices do.
 _CPU_OPERANDS = frozenset(
-    {"aten::index.Tensor", "aten::index_put_", "aten::index_put", "aten::_index_put_impl_", "aten::_unsafe_index.Tensor"}
+    {
+        "aten::index.Tensor",
+        "aten::index_put_",
+        "aten::index_put",
+        "aten::_index_put_impl_",
+        "aten::_unsafe_index.Tensor",
+    }
 )
 # How many values of an operator's run-time numbers are checked against its meta kernel before they are trusted.
 _CHECKED_SCALARS = 8
@@ -217,8 +224,8 @@ class Recorder:
             self.numbers.clear()
             what = operator.name if operator is not None else "an operation"
             raise DeviceMismatchError(
-                f"Expected all tensors to be on the same device, but found at least two devices, ltc:0 and {tensor.device}! "
-                f"(in {what})",
+                "Expected all tensors to be on the same device, but found at least two devices, "
+                f"ltc:0 and {tensor.device}! (in {what})",
                 source=str(current_source()),
                 hint="move the tensor with .to('ltc')",
             )
@@ -318,7 +325,9 @@ class Recorder:
         self.scalars.extend(numbers)
         numbers.clear()
 
-    def _check_numbers(self, child: Node, operator: Operator, values: tuple[Any, ...], numbers: tuple[Any, ...]) -> None:
+    def _check_numbers(
+        self, child: Node, operator: Operator, values: tuple[Any, ...], numbers: tuple[Any, ...]
+    ) -> None:
         """Ask the meta kernel whether numbers that were not seen before are acceptable."""
         seen = child.checked
         if numbers in seen:
@@ -340,7 +349,9 @@ class Recorder:
         returns = self._infer(operator, values, specs, groups, ()).returns
         first = self.count - self.base
         numbers = result_numbers(flatten_returns(returns), first)
-        call = Call(operator.op, args, kwargs, operands, returns, first, current_source(2), operator.random, numbers, Layout())
+        call = Call(
+            operator.op, args, kwargs, operands, returns, first, current_source(2), operator.random, numbers, Layout()
+        )
         child = self.tree.add(self.node, key, call)
         single = returns[0] if len(returns) == 1 and isinstance(returns[0], Return) else None
         if single is not None and single.kind in (ReturnKind.FRESH, ReturnKind.VIEW) and single.spec is not None:
@@ -373,7 +384,9 @@ class Recorder:
         kwargs = {a.name: v for a, v in zip(operator.arguments[split:], args[split:], strict=True)}
         return infer(operator.op, args[:split], kwargs, specs, groups, signature)
 
-    def _template(self, key: Key, operator: Operator, values: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, Any], tuple[int, ...]]:
+    def _template(
+        self, key: Key, operator: Operator, values: tuple[Any, ...]
+    ) -> tuple[tuple[Any, ...], dict[str, Any], tuple[int, ...]]:
         """Arguments with value numbers, scalar slots and markers in place of what changes from run to run."""
         parts = iter(key[1:])
         slot = len(self.scalars)
@@ -475,7 +488,8 @@ def plain_number(value: Any) -> Any:
     """A Python number from a NumPy scalar or a symbolic one."""
     if isinstance(value, torch.Tensor):
         return value.item()
-    for kind in (bool, int, float, complex):
+    kinds: tuple[Any, ...] = (bool, int, float, complex)
+    for kind in kinds:
         if isinstance(value, kind):
             return kind(value)
     return _reject(value)

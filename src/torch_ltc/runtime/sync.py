@@ -1,6 +1,7 @@
 """Sync: cut the pending program, find or make what runs it, queue it, and install the results.
 
-Outputs are the buffers that are still alive and that the program defined. Inputs that it writes to are written in place.
+Outputs are the buffers that are still alive and that the program defined. Inputs that it writes to are written in
+place.
 """
 
 from __future__ import annotations
@@ -15,7 +16,16 @@ import torch
 
 from torch_ltc.config import settings
 from torch_ltc.errors import CompileError, LtcError, LtcWarning
-from torch_ltc.events import CompileEvent, ExecuteEvent, PruneEvent, ReadEvent, SyncEvent, SyncReason, emit, has_listeners
+from torch_ltc.events import (
+    CompileEvent,
+    ExecuteEvent,
+    PruneEvent,
+    ReadEvent,
+    SyncEvent,
+    SyncReason,
+    emit,
+    has_listeners,
+)
 from torch_ltc.lowering.interface import Arguments, Computation, Outcome
 from torch_ltc.lowering.registry import registry
 from torch_ltc.program.instruction import Program
@@ -152,7 +162,9 @@ def _arguments(program: Program, inputs: list[Buffer], scalars: list[object]) ->
     tensors: list[torch.Tensor | LtcError] = []
     for instruction in program.inputs:
         buffer = inputs[instruction.buffer]
-        tensors.append(poisoned(buffer.error) if buffer.error is not None else buffer.physical(instruction.spec, device))
+        tensors.append(
+            poisoned(buffer.error) if buffer.error is not None else buffer.physical(instruction.spec, device)
+        )
     return Arguments(tensors, scalars, device_random.generator, device)
 
 
@@ -202,9 +214,11 @@ def _compile(entry: Entry, name: str, device: torch.device) -> None:
 
 
 def _run_compiled(entry: Entry, computation: Computation, arguments: Arguments) -> Outcome:
-    """Run a compiled program; when it fails, put its inputs back and run it call by call, so that only what depends on the
-    failed call is lost."""
-    storages = [tensor.untyped_storage() for i in entry.restored if isinstance(tensor := arguments.inputs[i], torch.Tensor)]
+    """Run a compiled program; when it fails, put its inputs back and run it call by call, so that only what depends on
+    the failed call is lost."""
+    storages = [
+        tensor.untyped_storage() for i in entry.restored if isinstance(tensor := arguments.inputs[i], torch.Tensor)
+    ]
     saved = [storage.clone() for storage in storages]
     state = arguments.generator.get_state() if entry.program.random else None
     try:

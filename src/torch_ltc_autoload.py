@@ -28,8 +28,12 @@ class _Proxy(ModuleType):
 
 
 def autoload() -> None:
-    """Claim the name "ltc", unless another package has claimed the slot."""
-    if torch._C._get_privateuse1_backend_name() != "privateuseone":
+    """Claim the name "ltc", unless another package has claimed the slot or there is a GPU.
+
+    PyTorch takes the owner of the slot for the accelerator of the process, and its autograd engine then fails on CUDA
+    tensors: on a machine with a GPU only an explicit `import torch_ltc` may do that.
+    """
+    if torch._C._get_privateuse1_backend_name() != "privateuseone" or torch.accelerator.is_available():
         return
     torch.utils.rename_privateuse1_backend("ltc")
     torch._register_device_module("ltc", _Proxy("torch.ltc"))

@@ -114,7 +114,7 @@ class _Lowering:
                 for item in operand if isinstance(operand, tuple) else (operand,):
                     if isinstance(item, Scalar):
                         # A bool fits no number type of TorchScript but the general one.
-                        general = item.type is bool and "number" in str(declared.type)
+                        general = item.type is bool and str(declared.type) not in ("bool", "Optional[bool]")
                         types[item.slot] = _NUMBER if general else _SCALAR_TYPES[item.type]
         for slot in range(self._program.scalars):
             value = self._graph.addInput(f"s{slot}")

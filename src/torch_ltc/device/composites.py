@@ -6,6 +6,7 @@ that way here too. On another physical device PyTorch's own composition is kept.
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
@@ -79,5 +80,37 @@ def scaled_dot_product_attention(
     return result
 
 
-KERNELS: dict[str, Kernel] = {}
-COMPOSITES: dict[str, Kernel] = {"aten::scaled_dot_product_attention": scaled_dot_product_attention}
+def pack_padded_sequence(
+    sequence: torch.Tensor, lengths: torch.Tensor, batch_first: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Kernel of `aten::_pack_padded_sequence`: the lengths are on the CPU, so the result's size is known when recording.
+
+    The sizes of the batches stay on the CPU, where recurrent networks look at them.
+    """
+    sizes = lengths.tolist()
+    if not sizes or min(sizes) <= 0:
+        raise RuntimeError("Length of all samples has to be greater than 0, but found an element in 'lengths' <= 0")
+    if any(a < b for a, b in itertools.pairwise(sizes)):
+        raise RuntimeError("`lengths` array must be sorted in decreasing order when `enforce_sorted` is True.")
+    steps = sequence.transpose(0, 1) if batch_first else sequence
+    batches = [sum(size > step for size in sizes) for step in range(sizes[0])]
+    parts, start = [], 0
+    for batch, group in itertools.groupby(batches):
+        end = start + len(list(group))
+        parts.append(steps[start:end, :batch].reshape(-1, *steps.shape[2:]))
+        start = end
+    return torch.cat(parts), torch.tensor(batches, dtype=torch.int64, device="cpu")
+
+
+def embedding_sparse_backward(grad: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """Kernel of `aten::embedding_sparse_backward`: the device holds no sparse gradients."""
+    raise NotImplementedError(
+        "nn.Embedding(sparse=True) has a sparse gradient, which the ltc device cannot hold: use sparse=False"
+    )
+
+
+KERNELS: dict[str, Kernel] = {"aten::_pack_padded_sequence": pack_padded_sequence}
+COMPOSITES: dict[str, Kernel] = {
+    "aten::scaled_dot_product_attention": scaled_dot_product_attention,
+    "aten::embedding_sparse_backward": embedding_sparse_backward,
+}

@@ -59,10 +59,13 @@ def _namespace(operator: Operator) -> dict[str, Any]:
     return {
         "operator": operator,
         "recorder": recorder,
-        "lock": recorder.lock,
+        # Half the cost of a `with` statement, on every call.
+        "acquire": recorder.lock.acquire,
+        "release": recorder.lock.release,
         "operand": recorder.operand,
         "scalar": recorder.scalar,
         "check_device": recorder.device,
+        "keep": recorder.buffers.append,
         "numbers": recorder.numbers,
         "DEFAULT": DEFAULT,
         "finish": finish,
@@ -141,7 +144,8 @@ def kernel_source(operator: Operator) -> str:
     lines = [
         f"def kernel({_signature(operator)}):",
         "    try:",
-        "        with lock:",
+        "        acquire()",
+        "        try:",
         "            base = recorder.base",
     ]
     parts = []
@@ -158,6 +162,8 @@ def kernel_source(operator: Operator) -> str:
     ]
     lines += _result_lines(operator, values)
     lines += [
+        "        finally:",
+        "            release()",
         "    except CannotInfer as reason:",
         f"        return run_eagerly(operator, {values}, str(reason))",
     ]
@@ -187,11 +193,16 @@ def _argument_lines(argument: Argument, index: int, lines: list[str]) -> str:
     if argument.keyword_only:
         lines.append(f"{pad}{name} = {argument.name}")
     if kind is Kind.TENSOR:
-        lines += [
-            f"{pad}{part} = getattr({name}, '_ltc', -1) - base",
-            f"{pad}if {part} < 0:",
-            f"{pad}    {part} = operand({name}, operator)",
-        ]
+        if argument.optional:
+            lines.append(f"{pad}{part} = getattr({name}, '_ltc', -1) - base")
+        else:
+            lines += [
+                f"{pad}try:",
+                f"{pad}    {part} = {name}._ltc - base",
+                f"{pad}except AttributeError:",
+                f"{pad}    {part} = -1",
+            ]
+        lines += [f"{pad}if {part} < 0:", f"{pad}    {part} = operand({name}, operator)"]
     elif kind is Kind.TENSORS:
         lines.append(f"{pad}{part} = None if {name} is None else tuple([operand(t, operator) for t in {name}])")
     elif kind is Kind.SCALAR:
@@ -233,9 +244,10 @@ def _result_lines(operator: Operator, values: str) -> list[str]:
             f"{pad}recorder.count = number + 1",
             f"{pad}result = create(size, child.dtype)",
             f"{pad}refuse(result)",
-            f"{pad}buffer = Buffer(number, child.spec)",
-            f"{pad}storage_of(result).handle = buffer",
-            f"{pad}recorder.buffers.append(buffer)",
+            f"{pad}storage_of(result).handle = buffer = Buffer()",
+            f"{pad}buffer.number = number",
+            f"{pad}buffer.spec = child.spec",
+            f"{pad}keep(buffer)",
             f"{pad}result._ltc = number",
             f"{pad}return result",
         ]

@@ -19,6 +19,8 @@ from torch_ltc.runtime.recorder import recorder
 from torch_ltc.runtime.sync import cut, sync
 
 _PROCESS = os.getpid()
+# PyTorch's checkpointing asks for this before it saves the random state.
+_initialized = True
 _Device = torch.device | str | int | None
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
+from torch_ltc.config import settings
 from torch_ltc.device.copies import copy_
 from torch_ltc.device.fallback import run_eagerly
 from torch_ltc.device.kernels import Kernel, record
@@ -66,5 +67,21 @@ def dropout(tensor: torch.Tensor, p: float, train: bool) -> torch.Tensor:
     return tensor * noise.div_(1 - p)
 
 
-KERNELS = {"aten::native_dropout": native_dropout}
+def randperm_generator(
+    n: int,
+    *,
+    generator: torch.Generator | None,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> torch.Tensor:
+    """Kernel of `aten::randperm.generator`; PyTorch's composition of it loses the generator."""
+    kind = torch.int64 if dtype is None else dtype
+    if generator is None:
+        return torch.randperm(n, dtype=kind, device=device)
+    return torch.randperm(n, generator=generator, dtype=kind, device=settings.device_type).to("ltc")
+
+
+KERNELS = {"aten::native_dropout": native_dropout, "aten::randperm.generator": randperm_generator}
 COMPOSITES = {"aten::dropout": dropout}

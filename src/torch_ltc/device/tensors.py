@@ -11,7 +11,7 @@ from torch_ltc.program.instruction import Call, Return, ReturnKind
 from torch_ltc.program.operator import Operator
 from torch_ltc.program.spec import Spec, contiguous_strides, make_spec
 from torch_ltc.program.tree import Node
-from torch_ltc.runtime.buffer import Buffer, attach, buffer_of
+from torch_ltc.runtime.buffer import Buffer, attach, buffer_of, new_buffer
 from torch_ltc.runtime.memory import memory
 from torch_ltc.runtime.recorder import operand_tensors, recorder
 
@@ -36,13 +36,12 @@ def new_tensor(buffer: Buffer, spec: Spec) -> torch.Tensor:
 def empty_tensor(size: tuple[int, ...], stride: tuple[int, ...] | None, dtype: torch.dtype) -> torch.Tensor:
     """A device tensor that nobody has written to."""
     spec = make_spec(dtype, size, contiguous_strides(size) if stride is None else stride)
-    return new_tensor(Buffer(-1, spec), spec)
+    return new_tensor(new_buffer(spec), spec)
 
 
 def wrap_physical(data: torch.Tensor, spec: Spec) -> torch.Tensor:
     """A device tensor on the memory of a physical one that has geometry `spec`."""
-    buffer = Buffer(-1, spec)
-    buffer.data = data
+    buffer = new_buffer(spec, data=data)
     memory.hold(buffer)
     return new_tensor(buffer, spec)
 
@@ -93,7 +92,7 @@ def _make(
     number = recorder.count
     recorder.count = number + 1
     if kind is ReturnKind.FRESH and item.group == position:
-        buffer = Buffer(number, spec)
+        buffer = new_buffer(spec, number)
         recorder.buffers.append(buffer)
         tensor = made[position] = new_tensor(buffer, spec)
     elif kind is ReturnKind.FRESH:

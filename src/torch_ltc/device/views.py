@@ -19,6 +19,7 @@ from torch_ltc.runtime.buffer import buffer_of
 from torch_ltc.runtime.recorder import operand_tensors, recorder
 
 aten = torch.ops.aten
+_AS_STRIDED = Operator(aten.as_strided.default)
 _ALIAS = Operator(aten.alias.default)
 _RESIZE = Operator(aten.resize_.default)
 
@@ -58,6 +59,7 @@ def resize_to(tensor: torch.Tensor, spec: Spec) -> None:
                 buffer.spec = spec
             become(tensor, alias(tensor, spec.size, spec.stride, spec.offset))
             return
+        buffer.grown_bytes = max(buffer.grown_bytes, spec.extent() * spec.dtype.itemsize)
         aliased = record(_ALIAS, (tensor,))
         # The resize is recorded on an alias of its own: other tensors keep the old geometry.
         record(_RESIZE, (aliased, spec.size, None))
@@ -69,6 +71,20 @@ def resize_to(tensor: torch.Tensor, spec: Spec) -> None:
         if contiguous is not spec:
             resized = aten.as_strided.default(resized, spec.size, spec.stride, spec.offset)
         become(tensor, resized)
+
+
+def as_strided(tensor: torch.Tensor, size: Any, stride: Any, storage_offset: int | None = None) -> Any:
+    """Kernel of `aten::as_strided`, which must not look past the end of the storage."""
+    offset = int(tensor.storage_offset()) if storage_offset is None else storage_offset
+    if len(size) == len(stride) and min((*size, *stride, offset, 0)) >= 0:
+        needed = make_spec(tensor.dtype, tuple(size), tuple(stride), offset).extent() * tensor.element_size()
+        have = buffer_of(tensor).size_bytes
+        if needed > have:
+            raise RuntimeError(
+                f"setStorage: sizes {list(size)}, strides {list(stride)}, storage offset {offset}, and itemsize "
+                f"{tensor.element_size()} requiring a storage size of {needed} are out of bounds for storage of size {have}"
+            )
+    return record(_AS_STRIDED, (tensor, size, stride, offset))
 
 
 def resize_(tensor: torch.Tensor, size: Any, *, memory_format: torch.memory_format | None = None) -> torch.Tensor:
@@ -169,6 +185,7 @@ def linalg_lu_solve_out(
 KERNELS = {
     "aten::linalg_lu_solve.out": linalg_lu_solve_out,
     "aten::addbmm_": addbmm_,
+    "aten::as_strided": as_strided,
     "aten::resize_": resize_,
     "aten::resize_as_": resize_as_,
     "aten::set_.source_Tensor": set_tensor,

@@ -38,6 +38,9 @@ _OTHERS = (
 )
 CPU_INFERRED = frozenset(f"aten::{name}" for name in f"{_NORMS} {_LINEAR_ALGEBRA} {_OTHERS}".split())
 
+# Operators whose meta kernel does not know in which memory format the CPU answers to operands that are not contiguous.
+_CONVOLUTIONS = frozenset({"aten::convolution", "aten::convolution_backward", "aten::convolution_overrideable"})
+
 # Operators that refuse zeros as data: pivots begin at 1.
 _ONES = frozenset({"aten::linalg_lu_solve", "aten::lu_solve", "aten::linalg_ldl_solve"})
 
@@ -95,7 +98,7 @@ def _infer(
     meta: Inferred | None = None
     meta_error: Exception | None = None
     checked = _needs_real_checks(op, args, kwargs, specs, groups)
-    if not checked and op._schema.name not in CPU_INFERRED:
+    if not checked and not _is_cpu_inferred(op, specs):
         try:
             meta = _attempt(op, args, kwargs, specs, groups, "meta")
         except CannotInfer:
@@ -124,6 +127,11 @@ def _infer(
         with contextlib.suppress(Exception):
             return _attempt(op, args, kwargs, specs, groups, "meta")
         raise
+
+
+def _is_cpu_inferred(op: OpOverload, specs: Sequence[Spec]) -> bool:
+    name = op._schema.name
+    return name in CPU_INFERRED or (name in _CONVOLUTIONS and not all(spec.contiguous for spec in specs))
 
 
 def _is_empty(inferred: Inferred, specs: Sequence[Spec]) -> bool:

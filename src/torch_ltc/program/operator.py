@@ -33,6 +33,7 @@ class Argument:
     has_default: bool
     default: object
     written: bool
+    optional: bool
 
 
 _KINDS = {
@@ -56,9 +57,6 @@ _KINDS = {
 _SIZED_BY_SCALARS = frozenset({"aten::arange", "aten::range"})
 
 _DYNAMIC_TAGS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
-
-# Data-dependent operators that PyTorch does not tag as such.
-_UNTAGGED_DYNAMIC = frozenset({"aten::_pack_padded_sequence"})
 
 
 class Default:
@@ -97,7 +95,7 @@ class Operator:
         kinds = [a.kind for a in self.arguments]
         self.random = Kind.GENERATOR in kinds
         self.generator_position = kinds.index(Kind.GENERATOR) if self.random else -1
-        self.dynamic = bool(_DYNAMIC_TAGS & set(op.tags)) or self.name in _UNTAGGED_DYNAMIC
+        self.dynamic = bool(_DYNAMIC_TAGS & set(op.tags))
         self.returns = len(schema.returns)
         # Lists of tensors are slow to check, and their operators refuse no number.
         self.checks_numbers = op.namespace == "aten" and "_foreach_" not in self.name and "_fused_" not in self.name
@@ -128,4 +126,5 @@ def _argument(argument: torch._C.Argument, sized: bool) -> Argument:
         has_default=argument.has_default_value(),
         default=argument.default_value if argument.has_default_value() else None,
         written=argument.alias_info is not None and argument.alias_info.is_write,
+        optional=str(argument.type).startswith("Optional"),
     )

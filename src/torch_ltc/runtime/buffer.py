@@ -27,18 +27,17 @@ class Buffer:
     - `error`: the call that should have made it failed; every read says so.
     """
 
-    # A plain slots class: one is built per recorded result.
-    __slots__ = ("number", "spec", "data", "error", "views", "views_base", "input", "_identity", "__weakref__")
-
-    def __init__(self, number: int, spec: Spec) -> None:
-        self.number = number
-        self.spec = spec
-        self.data: torch.Tensor | None = None
-        self.error: LtcError | None = None
-        self.views: dict[Spec, int] | None = None
-        self.views_base = -1
-        self.input = -1
-        self._identity = 0
+    # Defaults on the class and no __init__: one is built per recorded result, and this is the quickest way to build it.
+    number = -1
+    spec: Spec
+    data: torch.Tensor | None = None
+    error: LtcError | None = None
+    views: dict[Spec, int] | None = None
+    views_base = -1
+    input = -1
+    # Bytes that a recorded resize will make room for.
+    grown_bytes = 0
+    _identity = 0
 
     @property
     def identity(self) -> int:
@@ -51,8 +50,8 @@ class Buffer:
     def size_bytes(self) -> int:
         """Bytes of the physical storage, or what it will need."""
         if self.data is not None:
-            return int(self.data.untyped_storage().nbytes())
-        return self.spec.extent() * self.spec.dtype.itemsize
+            return max(int(self.data.untyped_storage().nbytes()), self.grown_bytes)
+        return max(self.spec.extent() * self.spec.dtype.itemsize, self.grown_bytes)
 
     def physical(self, spec: Spec, device: torch.device) -> torch.Tensor:
         """The physical tensor seen with geometry `spec`. For the executor's thread, after the defining job has run."""
@@ -79,6 +78,15 @@ def alias_physical(data: torch.Tensor, spec: Spec) -> torch.Tensor:
     if spec.neg:
         tensor = torch._neg_view(tensor)
     return tensor
+
+
+def new_buffer(spec: Spec, number: int = -1, data: torch.Tensor | None = None) -> Buffer:
+    """A buffer of this geometry: defined by a pending value, holding data, or neither."""
+    buffer = Buffer()
+    buffer.number = number
+    buffer.spec = spec
+    buffer.data = data
+    return buffer
 
 
 def buffer_of(tensor: torch.Tensor) -> Buffer:

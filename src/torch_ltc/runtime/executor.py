@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
+import warnings
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
@@ -16,7 +17,7 @@ from typing import TypeVar
 import torch
 
 from torch_ltc.config import settings
-from torch_ltc.errors import LtcError
+from torch_ltc.errors import LtcError, LtcWarning
 
 Result = TypeVar("Result")
 
@@ -33,6 +34,7 @@ class Executor:
         self._last: Future[object] | None = None
         self._threads = 0
         self._errors: list[LtcError] = []
+        self._notes: list[str] = []
 
     def submit(self, work: Callable[[], Result]) -> Future[Result]:
         """Queue `work`; waits while `queue_bound` items are queued. From the worker itself, runs it at once."""
@@ -86,10 +88,20 @@ class Executor:
         self._errors.append(error)
 
     def raise_reported(self) -> None:
-        """Raise the first error that nobody has seen yet; the others of the same moment are its notes."""
+        """Raise the first error that nobody has seen yet; later ones of work that was queued already go with it."""
         if self._errors:
+            self.drain()
             errors, self._errors = self._errors, []
             raise errors[0]
+
+    def note(self, message: str) -> None:
+        """Keep a warning for the user's thread: raised on this one, as an error, it would end the program."""
+        self._notes.append(message)
+
+    def warn_noted(self) -> None:
+        """Show the warnings that were kept."""
+        while self._notes:
+            warnings.warn(self._notes.pop(0), LtcWarning, stacklevel=4)
 
     def unseen(self, error: BaseException) -> bool:
         """True when this error waits to be raised."""

@@ -33,7 +33,7 @@ from torch_ltc.program.operator import DEFAULT, Kind, Operator
 from torch_ltc.program.source import UNKNOWN, current_source
 from torch_ltc.program.spec import Spec, spec_of
 from torch_ltc.program.tree import Key, Node, Tree
-from torch_ltc.runtime.buffer import Buffer, buffer_of
+from torch_ltc.runtime.buffer import Buffer, buffer_of, new_buffer
 
 aten = torch.ops.aten
 NUMBER_TYPES = frozenset({int, float, bool, complex})
@@ -97,6 +97,8 @@ class Recorder:
         self.base = 0
         self.count = 0
         self.on_full: Callable[[], None] = lambda: None
+        # Buffers that the pending program defines. The list stays the same object: kernels keep its `append`.
+        self.buffers: list[Buffer] = []
         # Numbers of the call being recorded; they join `scalars` once the call is known to be right.
         self.numbers: list[Any] = []
         self.bound = settings.pending_bound
@@ -106,7 +108,7 @@ class Recorder:
         """Begin the next program."""
         self.base = self.count
         self.node = self.tree.root
-        self.buffers: list[Buffer] = []
+        self.buffers.clear()
         self.inputs: list[Buffer] = []
         self.scalars: list[Any] = []
         self.numbers.clear()
@@ -237,9 +239,7 @@ class Recorder:
         device = torch.device(settings.device_type, settings.device_ordinal) if settings.device_type != "cpu" else None
         data = data if device is None else data.to(device)
         spec = spec_of(data)
-        buffer = Buffer(-1, spec)
-        buffer.data = data
-        return buffer, spec
+        return new_buffer(spec, data=data), spec
 
     # ---- steps ----------------------------------------------------------------------------------------------------
 
@@ -346,7 +346,9 @@ class Recorder:
 
     def _extend(self, key: Key, operator: Operator, values: tuple[Any, ...], specs: Any, groups: Any) -> Node:
         args, kwargs, operands = self._template(key, operator, values)
-        returns = self._infer(operator, values, specs, groups, ()).returns
+        # Numbers take part where they are checked: what is remembered of other numbers says nothing about these.
+        numbers_tried = tuple(self.numbers) if operator.checks_numbers else ()
+        returns = self._infer(operator, values, specs, groups, numbers_tried).returns
         first = self.count - self.base
         numbers = result_numbers(flatten_returns(returns), first)
         call = Call(

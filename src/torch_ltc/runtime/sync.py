@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import sys
 import time
-import warnings
 from collections.abc import Callable
 from typing import TypeVar
 
 import torch
 
 from torch_ltc.config import settings
-from torch_ltc.errors import CompileError, LtcError, LtcWarning
+from torch_ltc.errors import CompileError, LtcError
 from torch_ltc.events import (
     CompileEvent,
     ExecuteEvent,
@@ -210,7 +209,7 @@ def _compile(entry: Entry, name: str, device: torch.device) -> None:
         emit(CompileEvent(entry.program.identity, name, time.perf_counter() - began))
     except CompileError as error:
         entry.refused = name
-        warnings.warn(f"{error}\n  the program runs in the {registry.reference.name} instead", LtcWarning, stacklevel=2)
+        executor.note(f"{error}\n  the program runs in the {registry.reference.name} instead")
 
 
 def _run_compiled(entry: Entry, computation: Computation, arguments: Arguments) -> Outcome:
@@ -264,6 +263,7 @@ def read_buffer(buffer: Buffer, spec: Spec, use: Callable[[torch.Tensor], Result
         executor.forget(error)
         raise
     executor.raise_reported()
+    executor.warn_noted()
     if has_listeners(ReadEvent):
         source = str(current_source())
         emit(ReadEvent(what, spec.numel * spec.dtype.itemsize, time.perf_counter() - began, source))
@@ -286,6 +286,7 @@ def sync(wait: bool = False) -> None:
     if wait:
         executor.drain()
     executor.raise_reported()
+    executor.warn_noted()
 
 
 def wait_device_ops() -> None:

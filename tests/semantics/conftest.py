@@ -1,0 +1,58 @@
+"""Fixtures of the semantics tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+import torch_ltc
+from tests.semantics.support import BACKENDS, probe
+from torch_ltc.config import settings
+from torch_ltc.program.instruction import Program
+from torch_ltc.runtime import cache
+
+
+@pytest.fixture(autouse=True)
+def clean_device() -> Iterator[None]:
+    """Every test begins with nothing pending and leaves no error behind that it did not look at."""
+    torch_ltc.sync(wait=True)
+    probe.reset()
+    yield
+    probe.reset()
+    torch_ltc.sync(wait=True)
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Each backend in turn."""
+    with settings.scope(backend=request.param):
+        yield request.param
+        torch_ltc.sync(wait=True)
+
+
+@pytest.fixture
+def no_fallback() -> Iterator[None]:
+    """An operation that cannot be recorded is an error."""
+    with settings.scope(fallback="error"):
+        yield
+
+
+@pytest.fixture
+def equal_fingerprints(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Every program has the same fingerprint, and no program is known from before."""
+
+    def constant(program: Program) -> bytes:
+        return b"the same for all"
+
+    torch_ltc.ir_cache.reset()
+    monkeypatch.setattr(cache, "fingerprint", constant)
+    yield
+    torch_ltc.ir_cache.reset()
+
+
+@pytest.fixture(params=["own fingerprints", "equal fingerprints"])
+def any_fingerprints(request: pytest.FixtureRequest) -> None:
+    """The test runs twice: as things are, and with every fingerprint forced to the same value."""
+    if request.param == "equal fingerprints":
+        request.getfixturevalue("equal_fingerprints")

@@ -1,0 +1,233 @@
+"""Gradients, first and higher, reverse and forward, are those of eager."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
+
+import torch_ltc
+from tests.semantics.support import assert_like_eager, assert_same, lazy
+from torch_ltc.config import settings
+
+pytestmark = pytest.mark.usefixtures("no_fallback")
+
+
+def leaf(device: str, *size: int, seed: int = 0) -> Tensor:
+    """A leaf of random numbers that wants a gradient."""
+    values = torch.randn(*size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return values.to(device).requires_grad_()
+
+
+GRADIENTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "std": lambda x: x.std(0).sum(),
+    "std correction": lambda x: x.std(1, correction=0).sum(),
+    "var": lambda x: x.var(0).square().sum(),
+    "var_mean": lambda x: torch.stack(torch.var_mean(x, 1)).sum(),
+    "svd values": lambda x: torch.linalg.svd(x, full_matrices=False)[1].sum(),
+    "svdvals": lambda x: torch.linalg.svdvals(x).square().sum(),
+    "svd reconstruction": lambda x: (lambda u, s, v: (u * s) @ v.mT)(*torch.svd(x)).square().sum(),
+    "norm": lambda x: torch.linalg.norm(x),
+    "cumprod": lambda x: x.cumprod(1).sum(),
+    "split": lambda x: sum((part * i).sum() for i, part in enumerate(x.split(1, 0))),
+    "chunk": lambda x: (x.chunk(2, 1)[0] * x.chunk(2, 1)[1]).sum(),
+    "unbind": lambda x: (x.unbind(1)[0] * x.unbind(1)[2]).sum(),
+    "index": lambda x: x[torch.tensor([0, 0, 2], device=x.device)].square().sum(),
+    "where": lambda x: torch.where(x > 0, x, x * 0.1).sum(),
+    "max": lambda x: x.max(1).values.sum(),
+    "sort": lambda x: (x.sort(1).values * torch.arange(4.0, device=x.device)).sum(),
+    "logsumexp": lambda x: x.logsumexp(1).sum(),
+    "softmax": lambda x: x.softmax(0)[0].sum(),
+    "solve": lambda x: torch.linalg.solve(x.mT @ x + torch.eye(4, device=x.device, dtype=x.dtype), x[0]).sum(),
+    "inverse": lambda x: torch.linalg.inv(x @ x.mT + torch.eye(3, device=x.device, dtype=x.dtype)).sum(),
+    "eigh": lambda x: torch.linalg.eigh(x @ x.mT)[0].square().sum(),
+    "einsum": lambda x: torch.einsum("ij,kj->ik", x, x).square().sum(),
+    "in place": lambda x: (x * 1).mul_(2).add_(x).sigmoid_().sum(),
+    "in place on a view": lambda x: (lambda y: (y[1].mul_(3), y.sum())[1])(x * 1),
+    "pad": lambda x: nn.functional.pad(x, (1, 2), value=3).square().sum(),
+    "stack of iteration": lambda x: torch.stack([row * row for row in x]).sum(),
+}
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+@pytest.mark.usefixtures("backend")
+def test_gradient_is_eagers(name: str) -> None:
+    # lesson 5: std(dim) and svd, and others that composed operators lose.
+    def compute(device: str) -> list[Tensor]:
+        x = leaf(device, 3, 4)
+        value = GRADIENTS[name](x)
+        value.backward()
+        assert x.grad is not None
+        return [value, x.grad]
+
+    for _ in range(3):
+        assert_like_eager(compute, exact=False)
+    assert compute("ltc")[1].abs().sum().item() > 0
+
+
+def test_double_backward() -> None:
+    def compute(device: str) -> list[Tensor]:
+        x = leaf(device, 4)
+        (first,) = torch.autograd.grad(x.pow(3).sum(), x, create_graph=True)
+        (second,) = torch.autograd.grad(first.sin().sum(), x)
+        return [first, second]
+
+    assert_like_eager(compute, exact=False)
+
+
+def test_gradcheck_passes_on_the_device() -> None:
+    x = leaf("ltc", 3)
+    # It compares with allclose, whose answer is data.
+    with settings.scope(fallback="allow"):
+        assert torch.autograd.gradcheck(lambda x: (x * x).sin(), (x,), eps=1e-6)
+
+
+def test_forward_mode_gives_tangents() -> None:
+    # lesson 9: forward-mode AD must not kill the process.
+    def compute(device: str) -> tuple[Tensor, Tensor]:
+        primal = torch.linspace(0, 1, 5).to(device)
+        tangent = torch.ones(5).to(device)
+        with forward_ad.dual_level():
+            dual = forward_ad.make_dual(primal, tangent)
+            out = (dual * dual).sin() + dual.exp()
+            value, derivative = forward_ad.unpack_dual(out)
+        return value, derivative
+
+    assert_like_eager(compute, exact=False)
+
+
+def test_forward_mode_through_a_module_and_in_place() -> None:
+    # lesson 9
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.LayerNorm(4))
+
+    def compute(device: str) -> Any:
+        moved = copy.deepcopy(model).to(device)
+        parameters = dict(moved.named_parameters())
+        inputs = torch.linspace(-1, 1, 6).view(2, 3).to(device)
+
+        def run(values: Tensor) -> Tensor:
+            return functional_call(moved, parameters, (values,)).mul(2).add_(1)
+
+        return jvp(run, (inputs,), (torch.ones_like(inputs),))
+
+    assert_like_eager(compute, exact=False)
+
+
+def test_asking_a_cpu_tensor_for_its_identity_is_a_clear_error() -> None:
+    # lesson 9
+    with pytest.raises(torch_ltc.errors.LtcError, match="takes tensors on ltc, got one on cpu"):
+        torch_ltc.get_tensor_id(torch.ones(2))
+    x = lazy(torch.ones(2))
+    assert torch_ltc.get_tensor_id(x) == torch_ltc.get_tensor_id(x[1:]) == torch_ltc.get_tensor_id(x.detach())
+    assert torch_ltc.get_tensor_id(x) != torch_ltc.get_tensor_id(lazy(torch.ones(2)))
+
+
+def test_deepcopy_of_tensors_and_modules_copies_values_and_keeps_aliases() -> None:
+    # lesson 9: must not kill the process.
+    base = torch.arange(6.0, device="ltc").view(2, 3)
+    copied_base, copied_view = copy.deepcopy([base, base.t()[1:]])
+    assert copied_view.stride() == base.t()[1:].stride()
+    copied_base.add_(10)
+    assert copied_view.tolist() == [[11.0, 14.0], [12.0, 15.0]]
+    assert base.tolist() == [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]
+    model = nn.Linear(2, 2).to("ltc")
+    twin = copy.deepcopy(model)
+    assert_same(list(twin.parameters()), [p.detach().cpu() for p in model.parameters()])
+    with torch.no_grad():
+        twin.weight.zero_()
+    assert model.weight.abs().sum().item() > 0
+
+
+def test_deepcopy_of_a_leaf_copies_its_gradient() -> None:
+    x = torch.ones(3, device="ltc", requires_grad=True)
+    (x * 2).sum().backward()
+    twin = copy.deepcopy(x)
+    assert twin.grad is not x.grad
+    assert twin.grad.tolist() == [2.0, 2.0, 2.0]
+    assert twin.requires_grad
+
+
+def test_shallow_copy_shares_the_memory() -> None:
+    x = torch.ones(2, device="ltc") * 3
+    y = copy.copy(x)
+    y.add_(1)
+    assert x.tolist() == [4.0, 4.0]
+
+
+TRANSFORMS: dict[str, Callable[[Tensor], Any]] = {
+    "grad": lambda x: grad(lambda v: v.sin().sum())(x),
+    "vmap": lambda x: vmap(lambda row: row.dot(row))(x),
+    "vmap of grad": lambda x: vmap(grad(lambda row: row.pow(3).sum()))(x),
+    "vmap in_dims": lambda x: vmap(lambda a, b: a * b + 1, in_dims=(0, None))(x, x[0]),
+    "vmap with in-place": lambda x: vmap(lambda row: row.clone().add_(1).mul_(2))(x),
+    "vjp": lambda x: vjp(torch.sin, x)[1](torch.ones_like(x)),
+    "jvp": lambda x: jvp(torch.sin, (x,), (torch.ones_like(x),)),
+    "jacrev": lambda x: jacrev(lambda v: v.square())(x[0]),
+    "jacfwd": lambda x: jacfwd(lambda v: v.square())(x[0]),
+    "hessian": lambda x: hessian(lambda v: v.pow(3).sum())(x[0]),
+    "vmap of linear": lambda x: vmap(lambda w: nn.functional.linear(x, w))(x.expand(2, 3, 4)),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_function_transform_gives_what_eager_gives(name: str) -> None:
+    # lesson 14: vmap, jvp, grad.
+    for _ in range(2):
+        assert_like_eager(lambda device: TRANSFORMS[name](torch.linspace(-1, 1, 12).view(3, 4).to(device)), exact=False)
+
+
+def test_hooks_see_gradients_on_the_device() -> None:
+    seen: list[list[float]] = []
+    x = torch.ones(2, device="ltc", requires_grad=True)
+    x.register_hook(lambda gradient: seen.append(gradient.tolist()))
+    y = x * 3
+    y.retain_grad()
+    y.sum().backward()
+    assert seen == [[3.0, 3.0]]
+    assert y.grad.tolist() == [1.0, 1.0]
+
+
+def test_custom_autograd_function() -> None:
+    class Double(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            ctx.save_for_backward(x)
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:
+            (x,) = ctx.saved_tensors
+            return gradient * x
+
+    def compute(device: str) -> list[Tensor]:
+        x = leaf(device, 3)
+        out = Double.apply(x)
+        out.sum().backward()
+        return [out, x.grad]
+
+    assert_like_eager(compute)
+
+
+def test_modifying_a_saved_tensor_in_place_is_refused() -> None:
+    x = torch.ones(3, device="ltc", requires_grad=True)
+    y = x.exp()
+    y.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+def test_gradients_accumulate_over_several_backwards() -> None:
+    def compute(device: str) -> list[Tensor]:
+        x = leaf(device, 3)
+        for power in (1, 2, 3):
+            x.pow(power).sum().backward()
+        return [x.grad]
+
+    assert_like_eager(compute)

@@ -120,7 +120,7 @@ class Probe:
 probe = Probe()
 
 
-@torch.library.custom_op("torch_ltc_tests::counted", mutates_args=())
+@torch.library.custom_op("torch_ltc_tests::counted", mutates_args=(), device_types="cpu")
 def counted(tensor: Tensor) -> Tensor:
     """Adds one, and counts that it ran."""
     probe.runs += 1
@@ -132,7 +132,7 @@ def _(tensor: Tensor) -> Tensor:
     return torch.empty_like(tensor)
 
 
-@torch.library.custom_op("torch_ltc_tests::gated", mutates_args=())
+@torch.library.custom_op("torch_ltc_tests::gated", mutates_args=(), device_types="cpu")
 def gated(tensor: Tensor) -> Tensor:
     """Adds one when the gate is open."""
     probe.entered.set()
@@ -145,7 +145,7 @@ def _(tensor: Tensor) -> Tensor:
     return torch.empty_like(tensor)
 
 
-@torch.library.custom_op("torch_ltc_tests::no_meta", mutates_args=())
+@torch.library.custom_op("torch_ltc_tests::no_meta", mutates_args=(), device_types="cpu")
 def no_meta(tensor: Tensor) -> Tensor:
     """Doubles; has no fake kernel, so that it cannot be recorded."""
     return tensor * 2

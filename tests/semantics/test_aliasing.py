@@ -86,7 +86,7 @@ def random_write(shape: torch.Size, choose: random.Random) -> Callable[[Tensor],
         lambda x: x.add_(x),
         lambda x: x.zero_() if number == 3 else x.abs_(),
         lambda x: x.copy_(torch.full(tuple(x.size()), 7.5)),
-        lambda x: x.masked_fill_(x > 2, number),
+        lambda x: x.copy_(x.masked_fill(x > 2, number)),
         lambda x: x.sub_(x.sum()),
     ]
     if len(shape) and shape[0]:

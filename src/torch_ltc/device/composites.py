@@ -83,7 +83,7 @@ def scaled_dot_product_attention(
 def pack_padded_sequence(
     sequence: torch.Tensor, lengths: torch.Tensor, batch_first: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Kernel of `aten::_pack_padded_sequence`: the lengths are on the CPU, so the result's size is known when recording.
+    """Kernel of `aten::_pack_padded_sequence`: the lengths are on the CPU, so the result's size is known at once.
 
     The sizes of the batches stay on the CPU, where recurrent networks look at them.
     """

@@ -131,6 +131,15 @@ def general_kernel(operator: Operator) -> Kernel:
     return kernel
 
 
+def on_cpu(op: OpOverload, ours: Kernel) -> Kernel:
+    """`ours` when programs run on the CPU, else PyTorch's own composition."""
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        return ours(*args, **kwargs) if settings.device_type == "cpu" else op.decompose(*args, **kwargs)
+
+    return kernel
+
+
 # ---- source text --------------------------------------------------------------------------------------------------
 
 

@@ -45,7 +45,7 @@ def random_kernel(op: OpOverload) -> Kernel:
 
 
 def native_dropout(tensor: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Kernel of `aten::native_dropout`, by the same steps as on the CPU, whose kernel takes no generator."""
+    """Kernel of `aten::native_dropout`, by the same steps as on the CPU: PyTorch's kernels of it take no generator."""
     if tensor.numel() == 0 or not (train is None or train) or p == 0:
         mask = torch.ones_like(tensor, dtype=torch.bool)
         return tensor.clone(), mask

@@ -13,8 +13,7 @@ from typing import Any
 
 import torch
 
-from torch_ltc.config import settings
-from torch_ltc.device.kernels import Kernel
+from torch_ltc.device.kernels import Kernel, on_cpu
 
 aten = torch.ops.aten
 _LSTM_MODE = 2
@@ -280,15 +279,6 @@ def _lstm_cell(x: Any, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: An
 def _gru_cell(x: Any, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None) -> Any:
     weights = _Weights(w_ih, w_hh, b_ih, b_hh)
     return _gru_step(weights.project_input(x), (hx,), weights)[0]
-
-
-def on_cpu(op: Any, ours: Kernel) -> Kernel:
-    """`ours` when programs run on the CPU, else PyTorch's own composition."""
-
-    def kernel(*args: Any, **kwargs: Any) -> Any:
-        return ours(*args, **kwargs) if settings.device_type == "cpu" else op.decompose(*args, **kwargs)
-
-    return kernel
 
 
 def _table() -> dict[str, Kernel]:

@@ -82,7 +82,8 @@ def as_strided(tensor: torch.Tensor, size: Any, stride: Any, storage_offset: int
         if needed > have:
             raise RuntimeError(
                 f"setStorage: sizes {list(size)}, strides {list(stride)}, storage offset {offset}, and itemsize "
-                f"{tensor.element_size()} requiring a storage size of {needed} are out of bounds for storage of size {have}"
+                f"{tensor.element_size()} requiring a storage size of {needed} are out of bounds for storage of size "
+                f"{have}"
             )
     return record(_AS_STRIDED, (tensor, size, stride, offset))
 

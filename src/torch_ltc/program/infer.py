@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
+from torch_ltc.config import settings
 from torch_ltc.program.instruction import Return, ReturnKind, Returns, flatten_returns
 from torch_ltc.program.spec import Spec, spec_of
 
@@ -106,7 +107,7 @@ def _infer(
         except Exception as error:
             meta_error = error
         # The strides of tensors without elements differ between meta and real kernels; trying those costs nothing.
-        if meta is not None and not _is_empty(meta, specs):
+        if meta is not None and (settings.device_type != "cpu" or not _is_empty(meta, specs)):
             return meta
     if not _can_stand_in(op, specs):
         if meta is not None:
@@ -130,6 +131,8 @@ def _infer(
 
 
 def _is_cpu_inferred(op: OpOverload, specs: Sequence[Spec]) -> bool:
+    if settings.device_type != "cpu":
+        return False
     name = op._schema.name
     return name in CPU_INFERRED or (name in _CONVOLUTIONS and not all(spec.contiguous for spec in specs))
 

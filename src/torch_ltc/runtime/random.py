@@ -21,6 +21,7 @@ class DeviceRandom:
     def generator(self) -> torch.Generator:
         """The physical generator that programs draw from."""
         if self._generator is None:
+            # Its own, also on CUDA: PyTorch seeds the default one at once, not where the seed stands in the program.
             self._generator = torch.Generator(device=settings.device_type)
             # The seed the user gave before the device was first used, so that the same seed gives the same numbers.
             self._generator.manual_seed(torch.initial_seed() if self._seed is None else self._seed)

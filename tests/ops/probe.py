@@ -65,9 +65,14 @@ class Probe:
         settings.backend = self.backend
         settings.fallback = "allow"
         settings.hot_after = self.runs_per_case if self.backend in COMPILERS else settings.hot_after
-        events.subscribe(lambda event: self._activity.fallbacks.append(event.op), events.FallbackEvent)
+        events.subscribe(self._on_fallback, events.FallbackEvent)
         events.subscribe(self._on_execute, events.ExecuteEvent)
         events.subscribe(self._on_mismatch, events.MismatchEvent)
+
+    def _on_fallback(self, event: Any) -> None:
+        # Sparse tensors live on the physical device by design: calls that take or make them run there.
+        if "strided" not in event.reason:
+            self._activity.fallbacks.append(event.op)
 
     def _on_execute(self, event: Any) -> None:
         if not event.failed:

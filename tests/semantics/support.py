@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import textwrap
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -171,6 +174,14 @@ def run_threads(count: int, work: Callable[[int], None]) -> None:
     assert not any(thread.is_alive() for thread in threads), "a thread hangs"
     if errors:
         raise errors[0]
+
+
+def run_script(source: str, timeout_s: float = 5 * LONG_S, options: Sequence[str] = ()) -> str:
+    """What a script prints, run in a process of its own; fails when the process does, also by a signal."""
+    command = [sys.executable, *options, "-c", textwrap.dedent(source)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
+    assert done.returncode == 0, f"exit status {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+    return done.stdout
 
 
 def parameters_of(module: torch.nn.Module) -> Sequence[Tensor]:

@@ -89,6 +89,7 @@ class _Lowering:
         self._values: dict[int, Any] = {}
         self._scalars: dict[int, Any] = {}
         self._generator: Any = None
+        self._last: Any = None
         self.current: Call | None = None
 
     def lower(self) -> Any:
@@ -127,6 +128,7 @@ class _Lowering:
     def _insert(self, kind: str, inputs: list[Any], *types: Any) -> Any:
         node = self._graph.create(kind, inputs, len(types))
         self._graph.insertNode(node)
+        self._last = node
         if kind.startswith("aten::") and node.schema() == "(no schema)":
             raise ValueError(f"no TorchScript operator {kind} takes ({', '.join(str(i.type()) for i in inputs)})")
         outputs = list(node.outputs())
@@ -140,6 +142,8 @@ class _Lowering:
         inputs = [self._operand(value, declared) for value, declared in zip(given, schema.arguments, strict=True)]
         types = [declared.type for declared in schema.returns]
         out = self._insert(schema.name, inputs, *types)
+        if not self._is_recorded_overload(call):
+            out = self._by_copy(call, inputs)
         outputs = [] if not types else [out] if len(types) == 1 else out
         position = 0
         for declared, value in zip(call.returns, outputs, strict=True):
@@ -152,6 +156,25 @@ class _Lowering:
             else:
                 self._bind(call, position, declared, value)
                 position += 1
+
+    def _by_copy(self, call: Call, inputs: list[Any]) -> Any:
+        """An `out=` call that TorchScript takes for another overload: the plain call, copied into the target."""
+        self._last.destroy()
+        schema = call.op._schema
+        if schema.arguments[-1].name != "out" or len(schema.returns) != 1:
+            raise ValueError("TorchScript would run another overload")
+        result = self._insert(schema.name, inputs[:-1], _TENSOR)
+        return self._insert("aten::copy_", [inputs[-1], result, self._constant(False)], _TENSOR)
+
+    def _is_recorded_overload(self, call: Call) -> bool:
+        """TorchScript chooses the overload by argument types alone, and may choose another than the one recorded."""
+        chosen = torch._C.parse_schema(self._last.schema()).overload_name
+        declared = call.op._schema.arguments
+        in_place_of_tensor = any(
+            isinstance(value, Scalar) and "Tensor" in str(argument.type)
+            for value, argument in zip((*call.args, *call.kwargs.values()), declared, strict=True)
+        )
+        return bool(chosen == call.op._schema.overload_name) or in_place_of_tensor
 
     def _bind(self, call: Call, position: int, item: Return, value: Any) -> None:
         number = call.numbers[position]
@@ -182,6 +205,8 @@ class _Lowering:
             return self._constant(self._device)
         if isinstance(operand, tuple):
             return self._sequence(operand, declared)
+        if isinstance(operand, bool) and "number" in str(declared.type):
+            return self._constant(int(operand))
         return self._constant(operand)
 
     def _sequence(self, operand: tuple[Any, ...], declared: Any) -> Any:

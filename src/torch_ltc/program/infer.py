@@ -43,7 +43,7 @@ CPU_INFERRED = frozenset(f"aten::{name}" for name in f"{_NORMS} {_LINEAR_ALGEBRA
 _CONVOLUTIONS = frozenset({"aten::convolution", "aten::convolution_backward", "aten::convolution_overrideable"})
 
 # Operators that refuse zeros as data: pivots begin at 1.
-_ONES = frozenset({"aten::linalg_lu_solve", "aten::lu_solve", "aten::linalg_ldl_solve"})
+_ONES = frozenset(f"aten::{name}" for name in ("linalg_lu_solve", "lu_solve", "linalg_ldl_solve", "cholesky_inverse"))
 
 # Operators that return views of their first operand without saying so in their schema.
 _SILENT_VIEWS = frozenset(
@@ -105,7 +105,9 @@ def _infer(
         except CannotInfer:
             raise
         except Exception as error:
-            meta_error = error
+            # Without its traceback: the frames in there would keep the caller's tensors alive, and live tensors are
+            # outputs of the program.
+            meta_error = error.with_traceback(None)
         # The strides of tensors without elements differ between meta and real kernels; trying those costs nothing.
         if meta is not None and (settings.device_type != "cpu" or not _is_empty(meta, specs)):
             return meta

@@ -1,4 +1,6 @@
-"""`nn.Module.to("ltc")` keeps parameters the objects they are, as moving to a GPU does.
+"""Python code of PyTorch's modules that must know the device: moving them, and one that asks what the device can do.
+
+`nn.Module.to("ltc")` keeps parameters the objects they are, as moving to a GPU does.
 
 PyTorch makes new parameters when a module moves to a device of this kind: tied weights come untied, and an optimizer
 that was made before keeps the old ones. It can swap the contents of a parameter instead; that is asked for here, for
@@ -8,16 +10,35 @@ moves to and from the device only.
 from __future__ import annotations
 
 import functools
+import importlib
+import importlib.util
 from collections.abc import Callable
 from typing import Any
 
 import torch
+
+from torch_ltc.runtime.sync import physical_device
 
 
 def _involves_device(module: torch.nn.Module, convert: Callable[[torch.Tensor], torch.Tensor]) -> bool:
     if any(parameter.device.type == "ltc" for parameter in module.parameters()):
         return True
     return convert(torch.empty(0)).device.type == "ltc"
+
+
+def install_accumulation_dtype() -> None:
+    """Let `linear_cross_entropy` choose the dtype of its partial sums for the physical device. In PyTorch 2.13."""
+    name = "torch.nn.modules.linear_cross_entropy_options"
+    if importlib.util.find_spec(name) is None:
+        return
+    options = importlib.import_module(name).LinearCrossEntropyOptions
+    original = options._resolve_auto_acc_dtype
+
+    def resolve(dtype: torch.dtype, device: torch.device | None) -> Any:
+        lazy = device is not None and device.type == "ltc"
+        return original(dtype, physical_device() if lazy else device)
+
+    options._resolve_auto_acc_dtype = staticmethod(resolve)
 
 
 def install_module_moves() -> None:

@@ -155,7 +155,7 @@ SETTINGS: Mapping[str, Setting] = {
         ),
         Setting(
             "pending_bound",
-            100_000,
+            20_000,
             "LTC_PENDING_BOUND",
             "The number of pending instructions at which a sync happens by itself.",
             minimum=1,

@@ -6,6 +6,8 @@ lock.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,6 +25,8 @@ from torch_ltc.program.instruction import (
     Value,
 )
 
+# TorchScript's compiler recurses along chains of calls, some 150 bytes of stack for each.
+_SEGMENT_CALLS = 2_000
 _TENSOR = torch._C.TensorType.get()
 _NUMBER = torch._C.NumberType.get()
 _SCALAR_TYPES = {
@@ -34,56 +38,114 @@ _SCALAR_TYPES = {
 
 
 class TorchScriptBackend(Backend):
-    """Lowers a program to a TorchScript graph, call by call."""
+    """Lowers a program to TorchScript graphs, call by call."""
 
     name = "torchscript"
 
     def compile(self, program: Program, device: torch.device) -> Computation:
-        """A TorchScript function for the program."""
-        lowering = _Lowering(program, device)
-        try:
-            graph = lowering.lower()
-            graph.lint()
-            function = torch._C._create_function_from_graph("program", graph)
-        except (RuntimeError, ValueError, TypeError) as error:
-            call = lowering.current
-            where = f" at {call.name}" if call is not None else ""
-            raise CompileError(
-                f"TorchScript cannot take program {program.identity}{where}: {str(error).splitlines()[0]}",
-                source=str(call.source) if call is not None else None,
-            ) from error
-        return ScriptComputation(program, graph, function)
+        """TorchScript functions for the program: one, unless it is very long."""
+        return ScriptComputation([_compile(segment, device) for segment in split(program)], program)
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A run of calls that becomes one function: which values and numbers it takes, and which values it gives."""
+
+    program: Program
+    calls: tuple[Call, ...]
+    takes: tuple[int, ...]
+    scalars: tuple[int, ...]
+    gives: tuple[int, ...]
+    # Values that nothing after this segment needs.
+    dead: tuple[int, ...]
+    random: bool
+
+
+def split(program: Program) -> list[Segment]:
+    """The program in segments short enough for TorchScript, which recurses along chains of calls."""
+    calls = program.calls
+    chunks = [calls[i : i + _SEGMENT_CALLS] for i in range(0, len(calls), _SEGMENT_CALLS)] or [[]]
+    needed = set(program.outputs)
+    segments: list[Segment] = []
+    for chunk in reversed(chunks):
+        made = {n for call in chunk for n in call.numbers if n >= 0}
+        used = {n for call in chunk for n in call.operands}
+        slots = sorted({s.slot for call in chunk for s in _scalars(call)})
+        takes = tuple(sorted(used - made))
+        # An output may also be a value that came in from outside.
+        gives = tuple(n for n in sorted(needed) if n in made)
+        dead = tuple(n for n in takes if n not in needed)
+        random = any(call.random for call in chunk)
+        segments.append(Segment(program, tuple(chunk), takes, tuple(slots), gives, dead, random))
+        needed = (needed - made) | set(takes)
+    segments.reverse()
+    return segments
+
+
+def _scalars(call: Call) -> Iterator[Scalar]:
+    for operand in (*call.args, *call.kwargs.values()):
+        for item in operand if isinstance(operand, tuple) else (operand,):
+            if isinstance(item, Scalar):
+                yield item
+
+
+@dataclass(frozen=True, slots=True)
+class _Compiled:
+    segment: Segment
+    graph: Any
+    function: Any
+
+
+def _compile(segment: Segment, device: torch.device) -> _Compiled:
+    lowering = _Lowering(segment, device)
+    try:
+        graph = lowering.lower()
+        graph.lint()
+        function = torch._C._create_function_from_graph("program", graph)
+    except (RuntimeError, ValueError, TypeError) as error:
+        call = lowering.current
+        where = f" at {call.name}" if call is not None else ""
+        raise CompileError(
+            f"TorchScript cannot take program {segment.program.identity}{where}: {str(error).splitlines()[0]}",
+            source=str(call.source) if call is not None else None,
+        ) from error
+    return _Compiled(segment, graph, function)
 
 
 class ScriptComputation(Computation):
-    """A compiled function and what it expects."""
+    """Compiled functions, run one after the other."""
 
-    def __init__(self, program: Program, graph: Any, function: Any) -> None:
-        self._program = program
-        self._graph = graph
-        self._function = function
-        self._draws = program.random
+    def __init__(self, parts: list[_Compiled], program: Program) -> None:
+        self._parts = parts
+        self._inputs = [i.number for i in program.inputs]
+        self._outputs = program.outputs
 
     def run(self, arguments: Arguments) -> Outcome:
-        """Call the function. A failure raises: which calls ran before it is not known."""
-        given = [*arguments.inputs, *arguments.scalars]
-        if self._draws:
-            given.append(arguments.generator)
+        """Call the functions. A failure raises: which calls ran before it is not known."""
+        values: dict[int, Any] = dict(zip(self._inputs, arguments.inputs, strict=True))
         # Without this the executor profiles the first runs and then specialises: pauses that the user would see.
         with torch.jit.optimized_execution(False):
-            out = self._function(*given)
-        return Outcome(list(out))
+            for part in self._parts:
+                segment = part.segment
+                given = [values[n] for n in segment.takes]
+                given += [arguments.scalars[slot] for slot in segment.scalars]
+                if segment.random:
+                    given.append(arguments.generator)
+                for number in segment.dead:
+                    del values[number]
+                values.update(zip(segment.gives, part.function(*given), strict=True))
+        return Outcome([values[n] for n in self._outputs])
 
     def to_string(self) -> str:
-        """The graph's own text."""
-        return str(self._graph)
+        """The graphs' own text."""
+        return "\n".join(str(part.graph) for part in self._parts)
 
 
 class _Lowering:
-    """Builds the graph of one program."""
+    """Builds the graph of one segment."""
 
-    def __init__(self, program: Program, device: torch.device) -> None:
-        self._program = program
+    def __init__(self, segment: Segment, device: torch.device) -> None:
+        self._segment = segment
         self._device = device
         self._graph: Any = torch._C.Graph()
         self._values: dict[int, Any] = {}
@@ -95,21 +157,31 @@ class _Lowering:
     def lower(self) -> Any:
         """The finished graph."""
         self._add_parameters()
-        for call in self._program.calls:
+        for call in self._segment.calls:
             self.current = call
             self._lower_call(call)
         self.current = None
-        outputs = [self._values[n] for n in self._program.outputs]
+        outputs = [self._values[n] for n in self._segment.gives]
         self._graph.registerOutput(self._insert("prim::TupleConstruct", outputs, _tuple_type(len(outputs))))
         return self._graph
 
     def _add_parameters(self) -> None:
-        for instruction in self._program.inputs:
-            value = self._graph.addInput(f"p{instruction.number}")
+        for number in self._segment.takes:
+            value = self._graph.addInput(f"p{number}")
             value.setType(_TENSOR)
-            self._values[instruction.number] = value
+            self._values[number] = value
+        types = self._scalar_types()
+        for slot in self._segment.scalars:
+            value = self._graph.addInput(f"s{slot}")
+            value.setType(types[slot])
+            self._scalars[slot] = value
+        if self._segment.random:
+            self._generator = self._graph.addInput("generator")
+            self._generator.setType(torch._C._GeneratorType.get())
+
+    def _scalar_types(self) -> dict[int, Any]:
         types: dict[int, Any] = {}
-        for call in self._program.calls:
+        for call in self._segment.calls:
             given = (*call.args, *call.kwargs.values())
             for operand, declared in zip(given, call.op._schema.arguments, strict=True):
                 for item in operand if isinstance(operand, tuple) else (operand,):
@@ -117,13 +189,7 @@ class _Lowering:
                         # A bool fits no number type of TorchScript but the general one.
                         general = item.type is bool and str(declared.type) not in ("bool", "Optional[bool]")
                         types[item.slot] = _NUMBER if general else _SCALAR_TYPES[item.type]
-        for slot in range(self._program.scalars):
-            value = self._graph.addInput(f"s{slot}")
-            value.setType(types[slot])
-            self._scalars[slot] = value
-        if self._program.random:
-            self._generator = self._graph.addInput("generator")
-            self._generator.setType(torch._C._GeneratorType.get())
+        return types
 
     def _insert(self, kind: str, inputs: list[Any], *types: Any) -> Any:
         node = self._graph.create(kind, inputs, len(types))

@@ -26,19 +26,20 @@ def _involves_device(module: torch.nn.Module, convert: Callable[[torch.Tensor], 
     return convert(torch.empty(0)).device.type == "ltc"
 
 
-def install_accumulation_dtype() -> None:
-    """Let `linear_cross_entropy` choose the dtype of its partial sums for the physical device. In PyTorch 2.13."""
+def install_cross_entropy_options() -> None:
+    """Let `linear_cross_entropy` choose its partial sums and their dtype for the physical device. In PyTorch 2.13."""
     name = "torch.nn.modules.linear_cross_entropy_options"
     if importlib.util.find_spec(name) is None:
         return
     options = importlib.import_module(name).LinearCrossEntropyOptions
-    original = options._resolve_auto_acc_dtype
+    original = options._adjust
 
-    def resolve(dtype: torch.dtype, device: torch.device | None) -> Any:
+    @functools.wraps(original)
+    def adjust(self: Any, *sizes_and_dtype: Any, device: torch.device | None = None, **given: Any) -> Any:
         lazy = device is not None and device.type == "ltc"
-        return original(dtype, physical_device() if lazy else device)
+        return original(self, *sizes_and_dtype, device=physical_device() if lazy else device, **given)
 
-    options._resolve_auto_acc_dtype = staticmethod(resolve)
+    options._adjust = adjust
 
 
 def install_module_moves() -> None:

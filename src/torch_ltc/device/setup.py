@@ -13,7 +13,7 @@ from torch_ltc.device.accelerator import install_accelerator_functions
 from torch_ltc.device.generator import install_generator
 from torch_ltc.device.kernels import apply_forced_fallback
 from torch_ltc.device.library import register_kernels
-from torch_ltc.device.modules import install_accumulation_dtype, install_module_moves
+from torch_ltc.device.modules import install_cross_entropy_options, install_module_moves
 from torch_ltc.device.serialize import install_storage_methods
 from torch_ltc.device.tensor_methods import install_tensor_methods
 from torch_ltc.events import SyncReason
@@ -48,4 +48,4 @@ def set_up() -> None:
     synced_programs.append(_count)
     apply_forced_fallback()
     install_module_moves()
-    install_accumulation_dtype()
+    install_cross_entropy_options()

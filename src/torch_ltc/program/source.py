@@ -21,18 +21,18 @@ _ENGINE = "_engine_run_backward"
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A line of user code; `backward` names the autograd node when the line is the one that called backward."""
+    """A line of user code; with `backward`, the one that called backward."""
 
     file: str
     line: int
     function: str
-    backward: str = ""
+    backward: bool = False
 
     def __str__(self) -> str:
         if not self.file:
             return "an unknown line"
         text = f"{self.file}:{self.line} in {self.function}"
-        return f"{text} (in the backward of {self.backward})" if self.backward else text
+        return f"{text} (in its backward)" if self.backward else text
 
 
 UNKNOWN = Source("", 0, "")
@@ -58,13 +58,13 @@ def _backward_caller() -> FrameType | None:
 def current_source(depth: int = 1) -> Source:
     """The innermost user line now, or the user's `backward()` line on an autograd thread."""
     frame = _user_frame(sys._getframe(depth))
-    backward = ""
+    backward = frame is None
     if frame is None:
+        # Asking PyTorch which autograd node runs would give the node a Python object, and a long chain of those is
+        # freed by recursion.
         frame = _backward_caller()
         if frame is None:
             return UNKNOWN
-        node = torch._C._current_autograd_node()
-        backward = node.name() if node is not None else "the graph"
     code = frame.f_code
     name = getattr(code, "co_qualname", code.co_name)
     return Source(code.co_filename, frame.f_lineno, name, backward)

@@ -78,7 +78,8 @@ class Tree:
     def find(self, node: Node, key: Key) -> Node | None:
         """The known child of `node` with exactly this key; it becomes the one expected next."""
         child = node.children.get(key)
-        if child is not None:
+        # Nothing is expected after the root: the first call of a program takes the slow path, where it is timed.
+        if child is not None and node is not self.root:
             node.next = child
         return child
 
@@ -88,7 +89,8 @@ class Tree:
         if node.children:
             self.forks += 1
         node.children[key] = child
-        node.next = child
+        if node is not self.root:
+            node.next = child
         self.size += 1
         return child
 
@@ -146,7 +148,7 @@ class Tree:
                     # Cut the way up, so that a dropped branch is freed by reference counts and not by the collector.
                     child.parent = None
             if node.next is not _NOWHERE and id(node.next) not in kept:
-                node.next = next(iter(node.children.values()), _NOWHERE)
+                node.next = _NOWHERE
 
     def clear(self) -> None:
         """Forget every program."""

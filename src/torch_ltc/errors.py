@@ -26,6 +26,12 @@ class LtcError(RuntimeError):
         self.source = source
         self.hint = hint
 
+    def list_others(self, others: Sequence["LtcError"]) -> None:
+        """Add errors of the same moment to the message, because only one error can be raised."""
+        if others:
+            listed = "\n".join(str(other) for other in others)
+            self.args = (f"{self.args[0]}\nand {len(others)} more failed:\n{listed}",)
+
 
 class SettingError(LtcError, ValueError):
     """A setting was given a value that it cannot have, or a setting of that name does not exist.

@@ -14,6 +14,7 @@ import torch
 
 from torch_ltc.errors import ExecutionError, InferenceError, LtcError
 from torch_ltc.events import MismatchEvent, emit
+from torch_ltc.lowering.calls import fill, flatten_results, laid_out
 from torch_ltc.lowering.interface import Arguments, Backend, Computation, Outcome
 from torch_ltc.program.instruction import (
     Call,
@@ -25,7 +26,7 @@ from torch_ltc.program.instruction import (
     Value,
 )
 from torch_ltc.program.render import program_text
-from torch_ltc.program.spec import Spec, spec_of
+from torch_ltc.program.spec import spec_of
 
 
 class InterpreterBackend(Backend):
@@ -116,29 +117,34 @@ class Interpretation(Computation):
         return Outcome([values[n] for n in self._program.outputs], failures)
 
     def _lose(self, call: Call, values: list[Any], error: LtcError) -> None:
-        """The call did not happen. What it would have made is lost, and so is memory of this program that it would have
-        written to. Memory from outside (parameters, optimizer state) keeps its value, as when eager stops at the
-        error."""
+        """The call did not happen. What it would have made or written to is lost for the rest of the program. Memory
+        from outside (parameters, optimizer state) keeps the value it has, as when eager stops at the error."""
         for number in call.numbers:
             if number >= 0:
                 values[number] = error
-        lost = {self._roots[n] for n in call.mutated if self._roots[n] >= 0}
+        lost = {self._roots[n] for n in call.mutated}
         if lost:
             for number, root in enumerate(self._roots):
                 if root in lost:
                     values[number] = error
 
     def _run_step(self, step: _Step, values: list[Any], arguments: Arguments) -> None:
+        def value_of(number: int) -> Any:
+            value = values[number]
+            if isinstance(value, LtcError):
+                raise _Lost(value)
+            return value
+
         args = step.args
         if step.fills:
             args = args.copy()
             for position, operand in step.fills:
-                args[position] = _fill(operand, values, arguments)
+                args[position] = fill(operand, value_of, arguments)
         kwargs = step.kwargs
         if step.named:
             kwargs = dict(kwargs)
             for name, operand in step.named:
-                kwargs[name] = _fill(operand, values, arguments)
+                kwargs[name] = fill(operand, value_of, arguments)
         call = step.call
         out = call.op(*args, **kwargs)
         copied = call.layout.copied
@@ -148,43 +154,13 @@ class Interpretation(Computation):
                 return
             results: Sequence[Any] = (out,)
         else:
-            results = _flatten(out, call)
+            results = flatten_results(out, call)
         if copied is None:
             results = list(results)
             copied = call.layout.copied = _settle(call, results, [values[n] for n in call.operands])
         for position, (number, result) in enumerate(zip(call.numbers, results, strict=True)):
             if number >= 0:
-                values[number] = _laid_out(result, call.flat_returns[position].spec) if position in copied else result
-
-
-def _fill(operand: object, values: list[Any], arguments: Arguments) -> Any:
-    if isinstance(operand, Value):
-        value = values[operand.number]
-        if isinstance(value, LtcError):
-            raise _Lost(value)
-        return value
-    if isinstance(operand, Scalar):
-        return arguments.scalars[operand.slot]
-    if isinstance(operand, tuple):
-        return [_fill(item, values, arguments) for item in operand]
-    if isinstance(operand, DeviceGenerator):
-        return arguments.generator
-    if isinstance(operand, PhysicalDevice):
-        return arguments.device
-    return operand
-
-
-def _flatten(out: Any, call: Call) -> list[Any]:
-    if not call.returns:
-        return []
-    parts = out if len(call.returns) > 1 else (out,)
-    flat: list[Any] = []
-    for declared, part in zip(call.returns, parts, strict=True):
-        if isinstance(declared, tuple):
-            flat.extend(part)
-        else:
-            flat.append(part)
-    return flat
+                values[number] = laid_out(result, call.flat_returns[position].spec) if position in copied else result
 
 
 def _settle(call: Call, results: list[Any], operands: list[Any]) -> tuple[int, ...]:
@@ -213,17 +189,11 @@ def _settle(call: Call, results: list[Any], operands: list[Any]) -> tuple[int, .
     return tuple(copied)
 
 
-def _laid_out(result: torch.Tensor, spec: Spec | None) -> torch.Tensor:
-    assert spec is not None
-    copy = torch.empty(spec.extent(), dtype=spec.dtype, device=result.device).as_strided(
-        spec.size, spec.stride, spec.offset
-    )
-    return copy.copy_(result)
-
-
 def memory_roots(program: Program) -> list[int]:
-    """For each value the number of the value that defines its memory, or -1 when the memory comes from outside."""
-    roots = [-1] * program.values
+    """For each value what stands for its memory: the value that defines it, or -1, -2 ... for an input buffer."""
+    roots = [0] * program.values
+    for instruction in program.inputs:
+        roots[instruction.number] = -1 - instruction.buffer
     for call in program.calls:
         for item, number in zip(call.flat_returns, call.numbers, strict=True):
             if item.kind is ReturnKind.FRESH:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from torch_ltc.errors import CompileError
+from torch_ltc.lowering.calls import run_call
 from torch_ltc.lowering.interface import Arguments, Backend, Computation, Outcome
 from torch_ltc.program.instruction import (
     Call,
@@ -43,13 +44,28 @@ class TorchScriptBackend(Backend):
     name = "torchscript"
 
     def compile(self, program: Program, device: torch.device) -> Computation:
-        """TorchScript functions for the program: one, unless it is very long."""
-        return ScriptComputation([_compile(segment, device) for segment in split(program)], program)
+        """TorchScript functions for the program: one, unless it is very long or has calls that TorchScript lacks."""
+        direct: set[int] = set()
+        while True:
+            try:
+                parts = [_compile(segment, device) for segment in split(program, direct)]
+                return ScriptComputation(parts, program)
+            except _NotTaken as refusal:
+                direct.add(id(refusal.call))
+
+
+class _NotTaken(Exception):
+    """TorchScript has no operator for this call."""
+
+    def __init__(self, call: Call) -> None:
+        super().__init__(call.name)
+        self.call = call
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A run of calls that becomes one function: which values and numbers it takes, and which values it gives."""
+    """A run of calls that becomes one function, or one call that TorchScript lacks and that is run as it is (`direct`):
+    which values and numbers it takes, and which values it gives."""
 
     program: Program
     calls: tuple[Call, ...]
@@ -59,12 +75,23 @@ class Segment:
     # Values that nothing after this segment needs.
     dead: tuple[int, ...]
     random: bool
+    direct: bool
 
 
-def split(program: Program) -> list[Segment]:
-    """The program in segments short enough for TorchScript, which recurses along chains of calls."""
-    calls = program.calls
-    chunks = [calls[i : i + _SEGMENT_CALLS] for i in range(0, len(calls), _SEGMENT_CALLS)] or [[]]
+def _chunks(calls: list[Call], direct: set[int]) -> list[list[Call]]:
+    chunks: list[list[Call]] = [[]]
+    for call in calls:
+        alone = id(call) in direct
+        if chunks[-1] and (alone or id(chunks[-1][0]) in direct or len(chunks[-1]) >= _SEGMENT_CALLS):
+            chunks.append([])
+        chunks[-1].append(call)
+    return chunks
+
+
+def split(program: Program, direct: set[int]) -> list[Segment]:
+    """The program in segments short enough for TorchScript, which recurses along chains of calls; calls whose identity
+    is in `direct` stand alone."""
+    chunks = _chunks(program.calls, direct)
     needed = set(program.outputs)
     segments: list[Segment] = []
     for chunk in reversed(chunks):
@@ -76,7 +103,8 @@ def split(program: Program) -> list[Segment]:
         gives = tuple(n for n in sorted(needed) if n in made)
         dead = tuple(n for n in takes if n not in needed)
         random = any(call.random for call in chunk)
-        segments.append(Segment(program, tuple(chunk), takes, tuple(slots), gives, dead, random))
+        alone = bool(chunk) and id(chunk[0]) in direct
+        segments.append(Segment(program, tuple(chunk), takes, tuple(slots), gives, dead, random, alone))
         needed = (needed - made) | set(takes)
     segments.reverse()
     return segments
@@ -97,6 +125,8 @@ class _Compiled:
 
 
 def _compile(segment: Segment, device: torch.device) -> _Compiled:
+    if segment.direct:
+        return _Compiled(segment, segment.calls[0].name, None)
     lowering = _Lowering(segment, device)
     try:
         graph = lowering.lower()
@@ -127,6 +157,12 @@ class ScriptComputation(Computation):
         with torch.jit.optimized_execution(False):
             for part in self._parts:
                 segment = part.segment
+                if segment.direct:
+                    made = run_call(segment.calls[0], values.__getitem__, arguments)
+                    values.update((number, made[number]) for number in segment.gives)
+                    for number in segment.dead:
+                        del values[number]
+                    continue
                 given = [values[n] for n in segment.takes]
                 given += [arguments.scalars[slot] for slot in segment.scalars]
                 if segment.random:
@@ -196,7 +232,8 @@ class _Lowering:
         self._graph.insertNode(node)
         self._last = node
         if kind.startswith("aten::") and node.schema() == "(no schema)":
-            raise ValueError(f"no TorchScript operator {kind} takes ({', '.join(str(i.type()) for i in inputs)})")
+            assert self.current is not None
+            raise _NotTaken(self.current)
         outputs = list(node.outputs())
         for output, declared in zip(outputs, types, strict=True):
             output.setType(declared)
@@ -228,7 +265,7 @@ class _Lowering:
         self._last.destroy()
         schema = call.op._schema
         if schema.arguments[-1].name != "out" or len(schema.returns) != 1:
-            raise ValueError("TorchScript would run another overload")
+            raise _NotTaken(call)
         result = self._insert(schema.name, inputs[:-1], _TENSOR)
         return self._insert("aten::copy_", [inputs[-1], result, self._constant(False)], _TENSOR)
 

@@ -81,6 +81,10 @@ def install_storage_methods() -> None:
     def nbytes(storage: Any, buffer: Buffer) -> int:
         return buffer.size_bytes
 
+    @_replace("__len__")
+    def length(storage: Any, buffer: Buffer) -> int:
+        return buffer.size_bytes
+
     @_replace("cpu")
     def cpu(storage: Any, buffer: Buffer) -> torch.UntypedStorage:
         return _to_cpu(buffer)

@@ -42,6 +42,12 @@ CPU_INFERRED = frozenset(f"aten::{name}" for name in f"{_NORMS} {_LINEAR_ALGEBRA
 # Operators whose meta kernel does not know in which memory format the CPU answers to operands that are not contiguous.
 _CONVOLUTIONS = frozenset({"aten::convolution", "aten::convolution_backward", "aten::convolution_overrideable"})
 
+# Operators that refuse some numbers (a probability of 2), which their meta kernels do not.
+_REFUSES_NUMBERS = frozenset(
+    f"aten::{name}"
+    for name in ("bernoulli_", "normal_", "uniform_", "exponential_", "geometric_", "log_normal_", "cauchy_")
+)
+
 # Operators that refuse zeros as data: pivots begin at 1.
 _ONES = frozenset(f"aten::{name}" for name in ("linalg_lu_solve", "lu_solve", "linalg_ldl_solve", "cholesky_inverse"))
 
@@ -98,7 +104,7 @@ def _infer(
 ) -> Inferred:
     meta: Inferred | None = None
     meta_error: Exception | None = None
-    checked = _needs_real_checks(op, args, kwargs, specs, groups)
+    checked = op._schema.name in _REFUSES_NUMBERS or _needs_real_checks(op, args, kwargs, specs, groups)
     if not checked and not _is_cpu_inferred(op, specs):
         try:
             meta = _attempt(op, args, kwargs, specs, groups, "meta")
@@ -120,6 +126,9 @@ def _infer(
     try:
         return _attempt(op, args, kwargs, specs, groups, "cpu")
     except NotImplementedError as error:
+        if "not implemented for" in str(error):
+            # The kernel is there and refuses the dtype: that is eager's own error.
+            raise
         raise CannotInfer(f"neither a meta nor a CPU kernel can run it: {_first_line(error)}") from meta_error
     except Exception:
         # Made-up data may be refused where the geometry is right: then the meta kernel's word counts.

@@ -92,7 +92,10 @@ class Executor:
         if self._errors:
             self.drain()
             errors, self._errors = self._errors, []
-            raise errors[0]
+            # Another thread may have raised them meanwhile.
+            if errors:
+                errors[0].list_others(errors[1:])
+                raise errors[0]
 
     def note(self, message: str) -> None:
         """Keep a warning for the user's thread: raised on this one, as an error, it would end the program."""

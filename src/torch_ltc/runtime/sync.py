@@ -127,7 +127,14 @@ def _keep_tree_bounded() -> None:
     emit(PruneEvent(before, tree.size))
 
 
+def _bound_changed() -> None:
+    with recorder.lock:
+        cut(SyncReason.BOUND)
+        recorder.reset()
+
+
 recorder.on_full = lambda: cut(SyncReason.BOUND)
+settings.watch("pending_bound", _bound_changed)
 
 
 # ---- on the executor's thread -------------------------------------------------------------------------------------
@@ -222,7 +229,10 @@ def _run_compiled(entry: Entry, computation: Computation, arguments: Arguments) 
     state = arguments.generator.get_state() if entry.program.random else None
     try:
         outcome = computation.run(arguments)
-    except Exception:
+    except Exception as error:
+        if isinstance(error, torch.OutOfMemoryError) or "not enough memory" in str(error):
+            # Any call may have run out of memory, also after writes that were not saved: nothing can be repeated.
+            raise
         for storage, value in zip(storages, saved, strict=True):
             storage.copy_(value)
         if state is not None:

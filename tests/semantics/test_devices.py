@@ -1,0 +1,191 @@
+"""One device, its dtypes, and what happens where it meets others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+import torch_ltc
+from tests.semantics.support import assert_same, lazy
+from torch_ltc.errors import DataAccessError, DeviceMismatchError, LtcError
+
+pytestmark = pytest.mark.usefixtures("no_fallback")
+
+DTYPES = [
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
+    torch.float8_e4m3fnuz,
+    torch.float8_e5m2fnuz,
+    torch.int8,
+    torch.uint8,
+    torch.int16,
+    torch.uint16,
+    torch.uint32,
+    torch.uint64,
+    torch.bool,
+    torch.complex64,
+    torch.complex128,
+]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_tensors_without_dimensions_of_every_dtype_move_read_and_convert(dtype: torch.dtype) -> None:
+    # lesson 12: float8 tensors without dimensions.
+    value = torch.tensor(1.0).to(dtype)
+    moved = value.to("ltc")
+    assert moved.dtype is dtype
+    assert moved.dim() == 0
+    back = moved.cpu()
+    assert back.dtype is dtype
+    # Not every dtype can be compared: their bytes can.
+    assert bytes(back.untyped_storage().tolist()) == bytes(value.untyped_storage().tolist())
+    assert moved.item() == value.item() == 1
+    assert torch.ones((), device="ltc").to(dtype).float().item() == 1.0
+    assert moved.to(torch.complex64 if dtype.is_complex else torch.float32).cpu().real.item() == 1.0
+    assert "ltc" in repr(moved)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_float8_vectors_behave_as_on_the_cpu(dtype: torch.dtype) -> None:
+    # lesson 12
+    values = torch.linspace(-3, 3, 7)
+    assert_same(values.to("ltc").to(dtype).float(), values.to(dtype).float())
+    assert_same(values.to(dtype).to("ltc").clone().view(torch.uint8), values.to(dtype).view(torch.uint8))
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda: torch.ones(2).to("ltc:1"),
+        lambda: torch.ones(2, device="ltc").to("ltc:1"),
+        lambda: torch.ones(2, device="ltc:1"),
+        lambda: torch.empty(2, device=torch.device("ltc", 3)),
+        lambda: torch.randn(2, device="ltc:1"),
+        lambda: torch.arange(2, device="ltc:1"),
+        lambda: torch.nn.Linear(2, 2).to("ltc:1"),
+        lambda: torch.ltc.set_device(1),
+        lambda: torch.ltc.synchronize("ltc:1"),
+    ],
+    ids=["to", "from ltc", "ones", "empty", "randn", "arange", "module", "set_device", "synchronize"],
+)
+def test_another_ordinal_is_refused_by_its_name(ask: Callable[[], object]) -> None:
+    # lesson 12: to("lazy:1") failed with "cpu:1".
+    with pytest.raises(DeviceMismatchError, match=r"there is no device .*(ltc:[13]|1).*: torch_ltc has one device, ltc:0"):
+        ask()
+    assert torch.ones(2, device="ltc:0").sum().item() == 2.0
+
+
+MIXES: dict[str, Callable[[Tensor, Tensor], object]] = {
+    "add": lambda ours, cpu: ours + cpu,
+    "add the other way": lambda ours, cpu: cpu + ours,
+    "matmul": lambda ours, cpu: ours @ cpu,
+    "matmul the other way": lambda ours, cpu: cpu @ ours,
+    "cat": lambda ours, cpu: torch.cat([ours, cpu]),
+    "stack": lambda ours, cpu: torch.stack([cpu, ours]),
+    "where": lambda ours, cpu: torch.where(ours > 0, ours, cpu),
+    "in-place": lambda ours, cpu: ours.add_(cpu),
+    "in-place on the cpu": lambda ours, cpu: cpu.add_(ours),
+    "out": lambda ours, cpu: torch.add(ours, 1, out=cpu),
+    "linear": lambda ours, cpu: torch.nn.functional.linear(ours, cpu),
+    "mse_loss": lambda ours, cpu: torch.nn.functional.mse_loss(ours, cpu),
+    "embedding": lambda ours, cpu: torch.nn.functional.embedding(cpu.long(), ours),
+    "gather": lambda ours, cpu: ours.gather(0, cpu.long()),
+    "foreach": lambda ours, cpu: torch._foreach_add([ours], [cpu]),
+}
+
+
+@pytest.mark.parametrize("name", MIXES)
+def test_mixing_devices_raises_and_names_both(name: str) -> None:
+    # lesson 12: wrong devices must not mix silently.
+    ours, cpu = torch.ones(2, 2, device="ltc"), torch.ones(2, 2)
+    with pytest.raises(RuntimeError, match=r"(?s)(ltc.*cpu|cpu.*ltc)"):
+        result = MIXES[name](ours, cpu)
+        torch_ltc.sync(wait=True)
+        assert result is None, "it went through"
+    assert ours.tolist() == cpu.tolist() == [[1.0, 1.0], [1.0, 1.0]]
+
+
+def test_cpu_tensors_without_dimensions_and_cpu_indices_may_mix_as_on_other_devices() -> None:
+    # lesson 12
+    x = lazy(torch.arange(6.0).view(2, 3))
+    scale = torch.tensor(2.0)
+    doubled = x * scale
+    scale.fill_(100.0)
+    assert doubled.tolist() == [[0.0, 2.0, 4.0], [6.0, 8.0, 10.0]]
+    assert (scale + x)[0, 1].item() == 101.0
+    assert x[torch.tensor([1, 0])].tolist() == [[3.0, 4.0, 5.0], [0.0, 1.0, 2.0]]
+    x[torch.tensor([0])] = 7.0
+    assert x[0].tolist() == [7.0, 7.0, 7.0]
+    assert x.masked_fill(x > 6, torch.tensor(-1.0))[0].tolist() == [-1.0] * 3
+    assert torch.where(x > 6, x, torch.tensor(0.0)).sum().item() == 21.0
+
+
+def test_copying_between_devices_is_allowed_both_ways() -> None:
+    x, cpu = torch.zeros(3, device="ltc"), torch.arange(3.0)
+    x.copy_(cpu)
+    assert x.tolist() == [0.0, 1.0, 2.0]
+    cpu.copy_(x * 2)
+    assert cpu.tolist() == [0.0, 2.0, 4.0]
+    x[1:].copy_(torch.tensor([9, 8]))
+    assert x.tolist() == [0.0, 9.0, 8.0]
+    cpu[:1] = x[2:]
+    assert cpu.tolist() == [8.0, 2.0, 4.0]
+    meta = torch.ones(2, device="meta")
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        meta.to("ltc").cpu()
+
+
+def test_data_pointer_and_dlpack_are_refused_clearly() -> None:
+    x = torch.ones(2, device="ltc")
+    with pytest.raises(DataAccessError, match=r"data_ptr\(\)(.|\n)*tensor.cpu\(\)"):
+        x.data_ptr()
+    for export in (x.__dlpack__, lambda: torch.utils.dlpack.to_dlpack(x)):
+        with pytest.raises(DataAccessError, match=r"DLPack capsule(.|\n)*tensor.cpu\(\)"):
+            export()
+    with pytest.raises((DataAccessError, ValueError), match="(?i)dlpack"):
+        torch.from_dlpack(x)
+    assert torch.from_dlpack(x.cpu()).tolist() == [1.0, 1.0]
+    assert torch.ones(2).data_ptr() != 0
+
+
+def test_numpy_wants_the_cpu_first() -> None:
+    x = torch.ones(2, device="ltc")
+    with pytest.raises(TypeError, match=r"Use Tensor.cpu\(\)"):
+        x.numpy()
+    assert x.cpu().numpy().tolist() == [1.0, 1.0]
+    assert x.numpy(force=True).tolist() == [1.0, 1.0]
+
+
+def test_storage_methods_that_need_memory_are_refused() -> None:
+    storage = torch.ones(2, device="ltc").untyped_storage()
+    assert storage.nbytes() == 8
+    assert storage.device == torch.device("ltc", 0)
+    for ask in (lambda: storage.fill_(0), lambda: storage.resize_(3), lambda: storage.__setitem__(0, 1)):
+        with pytest.raises(DataAccessError):
+            ask()
+
+
+def test_storages_that_are_shared_can_be_told_from_others() -> None:
+    x = torch.ones(4, device="ltc")
+    assert x.untyped_storage().data_ptr() == x[2:].untyped_storage().data_ptr() != 0
+    assert x.untyped_storage().data_ptr() != torch.ones(4, device="ltc").untyped_storage().data_ptr()
+
+
+def test_sparse_layouts_are_refused_or_run_eagerly_but_never_wrong() -> None:
+    with pytest.raises((NotImplementedError, LtcError, RuntimeError)):
+        torch.empty(2, 2, device="ltc", layout=torch.sparse_coo)
+
+
+def test_devices_print_and_compare_as_others_do() -> None:
+    device = torch.device("ltc")
+    assert str(device) == "ltc"
+    assert device.type == "ltc"
+    assert torch.ones(1, device=device).device == torch.device("ltc:0")
+    assert repr(torch.ones(2, device="ltc")) == "tensor([1., 1.], device='ltc:0')"
+    assert torch.ones(2, device="ltc").get_device() == 0

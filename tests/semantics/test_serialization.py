@@ -1,0 +1,217 @@
+"""Saving, loading, pickling and copying what lives on the device."""
+
+from __future__ import annotations
+
+import copy
+import io
+import multiprocessing
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import torch_ltc
+from tests.semantics.support import assert_same, counted, lazy, observe, probe
+from torch_ltc.errors import LtcError
+
+pytestmark = pytest.mark.usefixtures("no_fallback")
+
+
+def round_trip(value: Any, **options: Any) -> Any:
+    """Save, then load."""
+    file = io.BytesIO()
+    torch.save(value, file)
+    file.seek(0)
+    return torch.load(file, **options)
+
+
+@pytest.mark.parametrize("weights_only", [True, False])
+def test_saved_tensor_comes_back_on_the_device(weights_only: bool) -> None:
+    # lesson 14
+    x = torch.arange(6.0, device="ltc").view(2, 3) * 2
+    back = round_trip(x, weights_only=weights_only)
+    assert back.device == torch.device("ltc", 0)
+    assert_same(back, torch.arange(6.0).view(2, 3) * 2)
+    back.add_(1)
+    assert x.tolist() == [[0.0, 2.0, 4.0], [6.0, 8.0, 10.0]]
+
+
+def test_loading_with_defaults_is_weights_only_and_works() -> None:
+    # lesson 14
+    assert round_trip({"a": torch.ones(2, device="ltc")})["a"].tolist() == [1.0, 1.0]
+
+
+def test_device_tensors_load_to_the_cpu_and_cpu_tensors_to_the_device() -> None:
+    # lesson 14: map_location both ways.
+    ours = round_trip(torch.ones(3, device="ltc") + 1, map_location="cpu")
+    assert ours.device.type == "cpu"
+    assert ours.tolist() == [2.0, 2.0, 2.0]
+    theirs = round_trip(torch.arange(3.0), map_location="ltc")
+    assert theirs.device.type == "ltc"
+    assert (theirs + 1).tolist() == [1.0, 2.0, 3.0]
+    for location in (torch.device("ltc"), {"cpu": "ltc"}, lambda storage, place: storage.to(device="ltc")):
+        assert round_trip(torch.ones(2), map_location=location).device.type == "ltc"
+
+
+def test_a_file_written_by_the_device_loads_where_the_device_is_unknown(tmp_path: Path) -> None:
+    path = tmp_path / "state.pt"
+    torch.save({"w": torch.arange(3.0, device="ltc")}, path)
+    assert torch.load(path, map_location="cpu")["w"].tolist() == [0.0, 1.0, 2.0]
+    assert torch.load(path, map_location="cpu", mmap=True)["w"].tolist() == [0.0, 1.0, 2.0]
+
+
+@pytest.mark.parametrize("copied", [round_trip, copy.deepcopy, lambda value: pickle.loads(pickle.dumps(value))])
+def test_views_and_shared_tensors_stay_shared(copied: Any) -> None:
+    # lesson 14: aliasing survives torch.save, deepcopy and pickle.
+    base = torch.arange(12.0, device="ltc").view(3, 4)
+    view, again = base.t()[1:], base
+    new_base, new_view, new_again = copied([base, view, again])
+    assert new_view.stride() == view.stride()
+    assert new_view.storage_offset() == view.storage_offset()
+    new_base[0, 1] = 100
+    assert new_view[0, 0].item() == 100.0
+    assert new_again[0, 1].item() == 100.0
+    assert base[0, 1].item() == 1.0
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.bfloat16, torch.int64, torch.bool, torch.complex64, torch.uint8, torch.float8_e5m2]
+)
+def test_every_dtype_is_saved_and_pickled(dtype: torch.dtype) -> None:
+    # lesson 14
+    x = torch.tensor([0.0, 1.0, 2.0]).to(dtype)
+    copies = [round_trip(x.to("ltc")), copy.deepcopy(x.to("ltc"))]
+    if dtype is not torch.float8_e5m2:  # which plain pickle refuses on the CPU too
+        copies.append(pickle.loads(pickle.dumps(x.to("ltc"))))
+    for back in copies:
+        assert back.dtype is dtype
+        assert back.device.type == "ltc"
+        assert bytes(back.cpu().untyped_storage().tolist()) == bytes(x.untyped_storage().tolist())
+
+
+def test_layouts_empty_tensors_and_conjugates_are_saved() -> None:
+    # lesson 14
+    for x in (
+        torch.randn(2, 3, 4, 5).contiguous(memory_format=torch.channels_last),
+        torch.zeros(0, 3),
+        torch.tensor(5.0),
+        torch.arange(6.0).view(2, 3).t(),
+        torch.arange(6.0)[4:],
+        torch.tensor([1 + 2j]).conj(),
+    ):
+        for back in (round_trip(lazy(x)), copy.deepcopy(lazy(x))):
+            assert_same(back, lazy(x).cpu() if x.is_conj() else x)
+    expanded = torch.ones(1, device="ltc").expand(3)
+    assert_same([round_trip(expanded), copy.deepcopy(expanded)], [torch.ones(1).expand(3)] * 2)
+
+
+def test_parameters_modules_and_optimizers_are_saved() -> None:
+    # lesson 14
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)).to("ltc")
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(2, 3, device="ltc")).sum().backward()
+    optimizer.step()
+    saved = round_trip({"model": model.state_dict(), "optimizer": optimizer.state_dict()})
+    fresh = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)).to("ltc")
+    fresh.load_state_dict(saved["model"])
+    assert_same(dict(fresh.state_dict()), {k: v.cpu() for k, v in model.state_dict().items()})
+    fresh_optimizer = torch.optim.Adam(fresh.parameters())
+    fresh_optimizer.load_state_dict(saved["optimizer"])
+    whole = round_trip(model, weights_only=False)
+    assert isinstance(whole[0].weight, nn.Parameter)
+    assert whole[0].weight.requires_grad
+    assert_same(whole[0].weight, model[0].weight.detach().cpu())
+    parameter = round_trip(nn.Parameter(torch.ones(2, device="ltc")))
+    assert isinstance(parameter, nn.Parameter)
+
+
+def test_tied_weights_stay_tied_in_a_file_and_in_a_deep_copy() -> None:
+    # lessons 4 and 14
+    model = nn.ModuleDict({"a": nn.Linear(2, 2, bias=False), "b": nn.Linear(2, 2, bias=False)})
+    model["b"].weight = model["a"].weight
+    model.to("ltc")
+    for twin in (copy.deepcopy(model), round_trip(model, weights_only=False)):
+        assert twin["a"].weight is twin["b"].weight
+    state = round_trip(model.state_dict())
+    state["a.weight"].fill_(7)
+    assert state["b.weight"][0, 0].item() == 7.0
+
+
+def test_saving_syncs_and_runs_nothing_twice() -> None:
+    # lesson 6
+    x = counted(torch.ones(2, device="ltc"))
+    back = round_trip(x)
+    assert back.tolist() == x.tolist() == [2.0, 2.0]
+    assert probe.runs == 1
+
+
+def test_pickle_keeps_requires_grad_and_attributes() -> None:
+    x = torch.ones(2, device="ltc", requires_grad=True)
+    back = pickle.loads(pickle.dumps(x))
+    assert back.requires_grad
+    assert back.is_leaf
+    (back * 3).sum().backward()
+    assert back.grad.tolist() == [3.0, 3.0]
+
+
+def test_a_copy_does_not_carry_the_originals_place_in_the_pending_program() -> None:
+    # The number a tensor has in the program belongs to that tensor alone.
+    x = torch.ones(2, device="ltc") * 2
+    twin = copy.deepcopy(x)
+    x.add_(5)
+    assert (twin + 1).tolist() == [3.0, 3.0]
+    assert (x + 1).tolist() == [8.0, 8.0]
+
+
+def test_typed_and_untyped_storages_copy() -> None:
+    x = torch.arange(3.0, device="ltc")
+    storage = x.untyped_storage()
+    assert len(storage) == storage.size() == storage.nbytes() == 12
+    assert bytes(storage.cpu().tolist()) == x.cpu().numpy().tobytes()
+    clone = storage.clone()
+    assert clone.device.type == "ltc"
+    y = torch.empty(0, device="ltc").set_(clone, 0, (3,))
+    y.zero_()
+    assert x.tolist() == [0.0, 1.0, 2.0]
+    assert copy.deepcopy(storage).device.type == "ltc"
+    assert x.storage().dtype is torch.float32
+
+
+def test_to_cpu_and_save_take_whole_structures_with_one_sync(tmp_path: Path) -> None:
+    values = {"a": [torch.ones(2, device="ltc") + 1, 5], "b": (torch.zeros(1), torch.zeros(1, device="ltc") - 1)}
+    with observe() as seen:
+        moved = torch_ltc.to_cpu(values)
+    assert len(seen.syncs) == 1
+    assert moved["a"][0].device.type == "cpu"
+    assert moved["a"][0].tolist() == [2.0, 2.0]
+    assert moved["a"][1] == 5
+    assert moved["b"][1].tolist() == [-1.0]
+    assert isinstance(moved["b"], tuple)
+    path = tmp_path / "saved.pt"
+    torch_ltc.save(values, path)
+    assert torch.load(path)["a"][0].device.type == "cpu"
+
+
+def _in_a_forked_process(queue: Any) -> None:
+    try:
+        torch.ones(2, device="ltc").cpu()
+        queue.put("worked")
+    except LtcError as error:
+        queue.put(str(error))
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*")
+def test_use_in_a_forked_process_is_a_clear_error_and_no_hang() -> None:
+    torch.ones(2, device="ltc").cpu()
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    process = context.Process(target=_in_a_forked_process, args=(queue,), daemon=True)
+    process.start()
+    text = queue.get(timeout=60)
+    process.join(60)
+    assert "forked" in text
+    assert "spawn" in text

@@ -13,11 +13,10 @@ import torch
 
 
 class _Proxy(ModuleType):
-    """Stands for `torch.ltc` until it is touched."""
+    """Stands for `torch.ltc` until it is touched. What PyTorch asks of every device is answered without loading it."""
 
     def __getattr__(self, name: str) -> Any:
-        # What PyTorch asks of every device module while it sets itself up must not load the package.
-        if name.startswith("__") or name == "_is_in_bad_fork":
+        if name.startswith("__"):
             raise AttributeError(name)
         importlib.import_module("torch_ltc")
         return getattr(sys.modules["torch.ltc"], name)
@@ -25,6 +24,24 @@ class _Proxy(ModuleType):
     def _lazy_init(self) -> None:
         """PyTorch calls this before the first tensor is made on the device."""
         importlib.import_module("torch_ltc")
+
+    def is_available(self) -> bool:
+        """The device runs wherever PyTorch does."""
+        return True
+
+    def device_count(self) -> int:
+        """There is one."""
+        return 1
+
+    def current_device(self) -> int:
+        """The only one."""
+        return 0
+
+    def _is_in_bad_fork(self) -> bool:
+        return False
+
+    def manual_seed_all(self, seed: int) -> None:
+        """Nothing to do: when the device is loaded, it takes the seed that PyTorch has by then."""
 
 
 def autoload() -> None:

@@ -45,6 +45,8 @@ __all__ = [
 
 _registry.register(_InterpreterBackend(), reference=True)
 _registry.register(_TorchScriptBackend())
+config.settings.watch("backend", lambda: _registry.check(config.settings.backend))
+_registry.check(config.settings.backend)
 _registration.register_name(_module)
 sys.modules["torch.ltc"] = _module
 _registration.register_device()

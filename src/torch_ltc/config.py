@@ -308,13 +308,19 @@ class Settings:
             raise SettingError(f"the setting '{name}' cannot be {value!r}", hint=f"give it {setting.allowed()}")
 
     def _put(self, name: str, value: object, origin: Origin) -> None:
+        before = (getattr(self, name, None), self._origins.get(name, origin))
         object.__setattr__(self, name, value)
         self._origins[name] = origin
-        for changed in self._watchers.get(name, ()):
-            changed()
+        try:
+            for changed in self._watchers.get(name, ()):
+                changed()
+        except Exception:
+            object.__setattr__(self, name, before[0])
+            self._origins[name] = before[1]
+            raise
 
     def watch(self, name: str, changed: Callable[[], None]) -> None:
-        """Call `changed()` after every assignment to the setting `name`."""
+        """Call `changed()` after every assignment to the setting `name`; when it raises, the old value comes back."""
         self._watchers.setdefault(_find(name).name, []).append(changed)
 
 

@@ -42,7 +42,8 @@ class Seen:
 
 @contextmanager
 def observe() -> Iterator[Seen]:
-    """The events of the block, those of programs that it queued included."""
+    """The events of the block, those of programs that it queued included and of earlier ones not."""
+    torch_ltc.wait_device_ops()
     seen = Seen()
     pairs: list[tuple[Callable[[Any], None], type]] = [
         (seen.syncs.append, events.SyncEvent),

@@ -222,6 +222,41 @@ def test_in_place_update_before_a_failure_happens_once(name: str) -> None:
             del result
 
 
+# Calls on 8-bit integers that refuse the number 1000.
+NUMBER_FAILURES: dict[str, Callable[[Tensor, int], Tensor]] = {
+    "fill_": lambda x, number: x.clone().fill_(number),
+    "clamp": lambda x, number: x.clamp(max=number),
+    "masked_fill": lambda x, number: x.masked_fill(x > 0, number),
+    "where": lambda x, number: torch.where(x > 0, x, number),
+    "full": lambda x, number: torch.full((2,), number, dtype=torch.int8, device="ltc"),
+    "pad": lambda x, number: F.pad(x, (1, 1), value=number),
+    "normal_": lambda x, number: torch.zeros(3, device="ltc").normal_(0.0, 500.0 - number),
+    "bernoulli_": lambda x, number: torch.zeros(3, device="ltc").bernoulli_(number / 500),
+    "uniform_": lambda x, number: torch.zeros(3, device="ltc").uniform_(0.0, 500.0 - number),
+}
+
+
+@pytest.mark.parametrize("name", NUMBER_FAILURES)
+def test_in_place_update_before_a_refused_number_happens_once(name: str) -> None:
+    # lesson 11: numbers are run-time inputs, and one that does not fit is refused when it is recorded or when it runs.
+    with settings.scope(backend="torchscript"):
+        state = torch.zeros(1, device="ltc")
+        numbers = [1, 1, 1, *range(2, 12), 1000, 1]
+        refused = 0
+        for number in numbers:
+            x = lazy(torch.zeros(3, dtype=torch.int8))
+            torch_ltc.sync(wait=True)
+            state.add_(1)
+            try:
+                result = NUMBER_FAILURES[name](x, number)
+                torch_ltc.sync(wait=True)
+                assert result.numel() > 0
+            except RuntimeError:
+                refused += 1
+        assert state.item() == len(numbers)
+        assert refused <= 1
+
+
 def test_failure_in_backward_names_the_line_that_called_backward() -> None:
     # lesson 11
     class Fails(torch.autograd.Function):

@@ -27,7 +27,7 @@ from torch_ltc.program.instruction import (
 )
 
 # TorchScript's compiler recurses along chains of calls, some 150 bytes of stack for each.
-_SEGMENT_CALLS = 2_000
+_SEGMENT_CALLS = 1_000
 _TENSOR = torch._C.TensorType.get()
 _NUMBER = torch._C.NumberType.get()
 _SCALAR_TYPES = {

@@ -17,6 +17,7 @@ from torch_ltc.program.spec import Spec, spec_of
 
 aten = torch.ops.aten
 _FLASH = 1
+_MOST_CHOICES = 10_000
 _choices: dict[Any, int] = {}
 
 
@@ -48,6 +49,8 @@ def _attention_choice(
         made = [_stand_in(t) for t in tensors]
         choose: Any = torch._fused_sdp_choice
         choice = int(choose(*made, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa))
+        if len(_choices) >= _MOST_CHOICES:
+            _choices.clear()
         _choices[known] = choice
     return choice
 

@@ -103,7 +103,7 @@ def _adopt_geometry(lazy: torch.Tensor, real: torch.Tensor) -> None:
 
 
 def _wrap(item: Any, owners: dict[int, tuple[torch.Tensor, torch.Tensor]]) -> Any:
-    if not isinstance(item, torch.Tensor) or item.layout is not torch.strided or item.is_quantized:
+    if not isinstance(item, torch.Tensor) or item.layout is not torch.strided or item.is_quantized or item.is_nested:
         return item
     owner = owners.get(item.untyped_storage()._cdata)
     if owner is None:

@@ -49,10 +49,10 @@ def finish(child: Any, operator: Operator, values: tuple[Any, ...]) -> Any:
     """Step to `child` and make whatever the call returns."""
     if recorder.numbers:
         recorder.take_numbers(child, operator, values)
-    recorder.node = child
     if operator.random:
         recorder.random = True
-    return make_results(child, operator, values)
+    first = recorder.step(child)
+    return make_results(child, operator, values, first)
 
 
 def _namespace(operator: Operator) -> dict[str, Any]:
@@ -248,6 +248,7 @@ def _result_lines(operator: Operator, values: str) -> list[str]:
             f"{pad}size = child.size",
             f"{pad}if size is None:",
             f"{pad}    return finish(child, operator, {values})",
+            # No call between these: an interrupt cannot leave one done and the other not.
             f"{pad}recorder.node = child",
             f"{pad}number = recorder.count",
             f"{pad}recorder.count = number + 1",

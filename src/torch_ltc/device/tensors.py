@@ -53,8 +53,8 @@ def view_tensor(operator: Operator, base: torch.Tensor, spec: Spec, values: tupl
     return alias_by(operator.op, *values)
 
 
-def make_results(child: Node, operator: Operator, values: tuple[Any, ...]) -> Any:
-    """Everything a call returns, made into device tensors; the recorder has just stepped to `child`."""
+def make_results(child: Node, operator: Operator, values: tuple[Any, ...], first: int) -> Any:
+    """Everything a call returns, made into device tensors, whose values are numbered from `first` on."""
     call = child.instruction
     assert isinstance(call, Call)
     if not call.returns:
@@ -67,11 +67,13 @@ def make_results(child: Node, operator: Operator, values: tuple[Any, ...]) -> An
         if isinstance(declared, tuple):
             items = []
             for item in declared:
-                items.append(_make(item, position, operator, values, tensors, made))
+                number = first + call.numbers[position] - call.first
+                items.append(_make(item, position, number, operator, values, tensors, made))
                 position += 1
             results.append(items)
         else:
-            results.append(_make(declared, position, operator, values, tensors, made))
+            number = first + call.numbers[position] - call.first
+            results.append(_make(declared, position, number, operator, values, tensors, made))
             position += 1
     return tuple(results) if len(results) > 1 else results[0]
 
@@ -79,6 +81,7 @@ def make_results(child: Node, operator: Operator, values: tuple[Any, ...]) -> An
 def _make(
     item: Return,
     position: int,
+    number: int,
     operator: Operator,
     values: tuple[Any, ...],
     tensors: list[torch.Tensor],
@@ -89,8 +92,6 @@ def _make(
         return tensors[item.operand]
     if kind is ReturnKind.NOTHING or spec is None:
         return item.constant
-    number = recorder.count
-    recorder.count = number + 1
     if kind is ReturnKind.FRESH and item.group == position:
         buffer = new_buffer(spec, number)
         recorder.buffers.append(buffer)

@@ -31,6 +31,10 @@ class Registry:
             known = ", ".join(sorted(self._backends))
             raise UnknownBackendError(f"there is no backend named {name!r}", hint=f"one of: {known}") from None
 
+    def check(self, name: str) -> None:
+        """Raise unless a backend of this name exists."""
+        self.get(name)
+
     @property
     def reference(self) -> Backend:
         """The backend whose results are right by definition."""

@@ -120,6 +120,9 @@ def _infer(
     if not _can_stand_in(op, specs):
         if meta is not None:
             return meta
+        if meta_error is not None and op.namespace != "aten":
+            # It may have no meta kernel, or one that refuses these arguments: the real kernel knows.
+            raise CannotInfer(f"it has no meta (fake) kernel that takes it: {_first_line(meta_error)}")
         if meta_error is not None:
             raise meta_error
         return _attempt(op, args, kwargs, specs, groups, "meta")

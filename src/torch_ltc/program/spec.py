@@ -6,6 +6,7 @@ A `Spec` is everything about a tensor but its memory: dtype, sizes, strides, sto
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
@@ -63,6 +64,7 @@ class Spec:
 
 
 _interned: dict[_SpecKey, Spec] = {}
+_UNHELD = 3
 
 
 def row_major(size: tuple[int, ...]) -> tuple[int, ...]:
@@ -113,6 +115,11 @@ def spec_of(tensor: torch.Tensor) -> Spec:
     return spec
 
 
-def interned_count() -> int:
-    """How many distinct geometries have been seen (they are few: one per shape in use)."""
-    return len(_interned)
+def keep_bounded(bound: int) -> None:
+    """Forget geometries that nobody holds, once there are more than `bound`."""
+    if len(_interned) <= bound:
+        return
+    # Held by the table, the loop variable and the argument, and by nobody else.
+    count = sys.getrefcount
+    for key in [key for key, spec in _interned.items() if count(spec) <= _UNHELD]:
+        del _interned[key]

@@ -29,13 +29,11 @@ class Node:
         "next",
         "depth",
         "instruction",
-        "plan",
+        "made",
         "size",
         "dtype",
         "spec",
-        "operand",
         "checked",
-        "settled",
         "programs",
         "last_used",
     )
@@ -47,15 +45,13 @@ class Node:
         self.next: Node = _NOWHERE
         self.depth: int = 0 if parent is None else parent.depth + 1
         self.instruction = instruction
-        self.plan: Any = None
+        # How many values the instruction makes.
+        self.made = 0
         self.size: Any = None
         self.dtype: Any = None
         self.spec: Any = None
-        self.operand: int = 0
-        self.checked: Any = None
-        # None until the call has run once; then what the interpreter must do to its results so that they match the
-        # recorded geometry (an empty tuple, nearly always).
-        self.settled: tuple[int, ...] | None = None
+        # Run-time numbers that the call was tried with, while they are still looked at.
+        self.checked: set[tuple[Any, ...]] | None = None
         self.programs: dict[tuple[int, ...], Any] = {}
         self.last_used = 0
 

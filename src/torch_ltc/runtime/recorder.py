@@ -173,18 +173,16 @@ class Recorder:
         child = self.tree.find(node, key)
         if child is None:
             child = self.tree.add(node, key, Input(buffer.input, spec, self.count - self.base, UNKNOWN))
-        self.step(child)
-        number = self.count
-        self.count = number + 1
+            child.made = 1
+        number = self.step(child)
         self.remember_view(buffer, spec, number)
         return number
 
     def _define_empty(self, buffer: Buffer) -> None:
         spec = buffer.spec
         statics = (spec.size, spec.stride, spec.dtype, None, True)
-        self._internal(_EMPTY, (_EMPTY, *statics), (spec.size, spec.stride, spec.dtype, None, _DEVICE, None), ())
-        buffer.number = self.count
-        self.count += 1
+        values = (spec.size, spec.stride, spec.dtype, None, _DEVICE, None)
+        buffer.number, _ = self._internal(_EMPTY, (_EMPTY, *statics), values, ())
         self.buffers.append(buffer)
 
     def _derive(self, buffer: Buffer, spec: Spec) -> int:
@@ -206,18 +204,17 @@ class Recorder:
 
     def _view(self, operator: Operator, number: int, have: Spec, *statics: Any) -> tuple[int, Spec]:
         key = (operator, number - self.base, *statics)
-        child = self._internal(operator, key, (OperandIndex(0), *statics), (have,))
-        number = self.count
-        self.count = number + 1
+        number, child = self._internal(operator, key, (OperandIndex(0), *statics), (have,))
         return number, child.spec
 
-    def _internal(self, operator: Operator, key: Key, values: tuple[Any, ...], specs: tuple[Spec, ...]) -> Node:
-        """Step over a call that the recorder itself needs."""
+    def _internal(
+        self, operator: Operator, key: Key, values: tuple[Any, ...], specs: tuple[Spec, ...]
+    ) -> tuple[int, Node]:
+        """Step over a call that the recorder itself needs; the number of its value, and where that leads."""
         child = self.tree.find(self.node, key)
         if child is None:
             child = self._extend(key, operator, values, specs, range(len(specs)))
-        self.step(child)
-        return child
+        return self.step(child), child
 
     def _foreign(self, tensor: torch.Tensor, operator: Operator | None) -> int:
         """A CPU tensor among lazy ones: a zero-dimensional one, or an index, is uploaded as it is now."""
@@ -243,11 +240,15 @@ class Recorder:
 
     # ---- steps ----------------------------------------------------------------------------------------------------
 
-    def step(self, child: Node) -> None:
-        """Move to `child`."""
+    def step(self, child: Node) -> int:
+        """Move to `child`, whose values are numbered from the returned number on."""
         if not self.started:
             self.started = time.perf_counter()
+        # No call between these: an interrupt cannot leave one done and the other not.
+        number = self.count
         self.node = child
+        self.count = number + child.made
+        return number
 
     def key_of(self, operator: Operator, values: tuple[Any, ...]) -> Key:
         """The key of a call, made argument by argument: the slow way, for calls without a kernel of their own."""
@@ -319,17 +320,16 @@ class Recorder:
     def take_numbers(self, child: Node, operator: Operator, values: tuple[Any, ...]) -> None:
         """The call has numbers: make them inputs of the program, unless they are wrong."""
         numbers = self.numbers
-        seen = child.checked
-        if seen is not None:
-            self._check_numbers(child, operator, values, tuple(numbers))
+        if child.checked is not None:
+            self._check_numbers(child, child.checked, operator, values)
         self.scalars.extend(numbers)
         numbers.clear()
 
     def _check_numbers(
-        self, child: Node, operator: Operator, values: tuple[Any, ...], numbers: tuple[Any, ...]
+        self, child: Node, seen: set[tuple[Any, ...]], operator: Operator, values: tuple[Any, ...]
     ) -> None:
         """Ask the meta kernel whether numbers that were not seen before are acceptable."""
-        seen = child.checked
+        numbers = tuple(self.numbers)
         if numbers in seen:
             return
         if len(seen) >= _CHECKED_SCALARS:
@@ -355,6 +355,7 @@ class Recorder:
             operator.op, args, kwargs, operands, returns, first, current_source(2), operator.random, numbers, Layout()
         )
         child = self.tree.add(self.node, key, call)
+        child.made = sum(number >= 0 for number in numbers)
         single = returns[0] if len(returns) == 1 and isinstance(returns[0], Return) else None
         if single is not None and single.kind in (ReturnKind.FRESH, ReturnKind.VIEW) and single.spec is not None:
             child.spec = single.spec

@@ -29,7 +29,7 @@ from torch_ltc.lowering.interface import Arguments, Computation, Outcome
 from torch_ltc.lowering.registry import registry
 from torch_ltc.program.instruction import Program
 from torch_ltc.program.source import current_source
-from torch_ltc.program.spec import Spec, spec_of
+from torch_ltc.program.spec import Spec, keep_bounded, spec_of
 from torch_ltc.program.tree import Node
 from torch_ltc.runtime.buffer import Buffer, buffer_of, poisoned
 from torch_ltc.runtime.cache import Entry, executables, next_identity
@@ -41,6 +41,10 @@ from torch_ltc.runtime.recorder import recorder
 Result = TypeVar("Result")
 # References to a buffer that only the recorder's list, the loop variable and the call's argument hold.
 _UNREFERENCED = 3
+
+# Geometries kept, and programs kept that differ only in which results were still held.
+_MOST_SPECS = 200_000
+_MOST_LIVE_SETS = 16
 
 synced_programs: list[Callable[[Entry], None]] = []
 
@@ -76,6 +80,8 @@ def pending_entry(outputs: list[Buffer]) -> tuple[Entry, bool]:
             values=recorder.count - recorder.base,
             random=recorder.random,
         )
+        if len(leaf.programs) >= _MOST_LIVE_SETS:
+            executables.dropped(leaf.programs.pop(next(iter(leaf.programs))))
         entry = leaf.programs[live] = Entry(program)
     recorder.tree.touch(leaf)
     return entry, known
@@ -113,6 +119,7 @@ def cut(reason: SyncReason) -> None:
 
 
 def _keep_tree_bounded() -> None:
+    keep_bounded(_MOST_SPECS)
     tree = recorder.tree
     if tree.size <= settings.tree_bound:
         return

@@ -1,0 +1,135 @@
+"""The worker: order, bound, waiting, errors."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+import torch
+
+from torch_ltc.config import settings
+from torch_ltc.errors import LtcError
+from torch_ltc.runtime.executor import Executor
+
+LONG_S = 30.0
+
+
+def test_work_runs_in_order_on_one_other_thread() -> None:
+    executor = Executor()
+    seen: list[tuple[int, int]] = []
+    for number in range(20):
+        executor.submit(lambda number=number: seen.append((number, threading.get_ident())))
+    executor.drain()
+    assert [number for number, _ in seen] == list(range(20))
+    assert {thread for _, thread in seen} != {threading.get_ident()}
+    assert len({thread for _, thread in seen}) == 1
+
+
+def test_call_gives_the_result_and_raises_the_error() -> None:
+    executor = Executor()
+    assert executor.call(lambda: 5) == 5
+    with pytest.raises(ZeroDivisionError):
+        executor.call(lambda: 1 // 0)
+    assert executor.call(lambda: 6) == 6
+
+
+def test_submission_waits_while_the_queue_is_full() -> None:
+    executor = Executor()
+    gate, passed = threading.Event(), threading.Event()
+    with settings.scope(queue_bound=2):
+        executor.submit(lambda: gate.wait(LONG_S))
+        executor.submit(lambda: None)
+
+        def third() -> None:
+            executor.submit(lambda: None)
+            passed.set()
+
+        thread = threading.Thread(target=third)
+        thread.start()
+        assert not passed.wait(0.1)
+        gate.set()
+        assert passed.wait(LONG_S)
+        thread.join(LONG_S)
+    executor.drain()
+
+
+def test_a_failing_item_makes_room_for_the_next() -> None:
+    executor = Executor()
+    with settings.scope(queue_bound=1):
+        for _ in range(5):
+            executor.submit(lambda: 1 // 0)
+        assert executor.call(lambda: 3) == 3
+
+
+def test_work_submitted_by_the_worker_itself_runs_at_once() -> None:
+    executor = Executor()
+    with settings.scope(queue_bound=1):
+        assert executor.call(lambda: executor.submit(lambda: 7).result()) == 7
+        assert executor.call(lambda: executor.drain()) is None
+
+
+def test_drain_of_an_unused_executor_returns() -> None:
+    Executor().drain()
+
+
+def test_drain_waits_for_what_is_queued() -> None:
+    executor = Executor()
+    seen: list[int] = []
+    executor.submit(lambda: (time.sleep(0.05), seen.append(1)))
+    executor.drain()
+    assert seen == [1]
+
+
+def test_reported_errors_are_raised_once() -> None:
+    executor = Executor()
+    executor.raise_reported()
+    first = LtcError("first")
+    executor.report(first)
+    assert executor.unseen(first)
+    with pytest.raises(LtcError, match="first"):
+        executor.raise_reported()
+    assert not executor.unseen(first)
+    executor.raise_reported()
+
+
+def test_errors_reported_together_are_all_told() -> None:
+    executor = Executor()
+    executor.report(LtcError("first"))
+    executor.report(LtcError("second"))
+    told = ""
+    for _ in range(2):
+        try:
+            executor.raise_reported()
+        except LtcError as error:
+            told += str(error) + "".join(getattr(error, "__notes__", []))
+    assert "first" in told
+    assert "second" in told
+
+
+def test_a_forgotten_error_is_not_raised() -> None:
+    executor = Executor()
+    error = LtcError("seen elsewhere")
+    executor.report(error)
+    executor.forget(error)
+    executor.raise_reported()
+
+
+def test_the_worker_uses_the_callers_number_of_kernel_threads() -> None:
+    executor = Executor()
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        assert executor.call(torch.get_num_threads) == 2
+        torch.set_num_threads(1)
+        assert executor.call(torch.get_num_threads) == 1
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_the_worker_does_not_inherit_modes_of_the_caller() -> None:
+    executor = Executor()
+    with torch.inference_mode(), torch.no_grad(), torch.autocast("cpu"):
+        assert executor.call(torch.is_inference_mode_enabled) is False
+        assert executor.call(lambda: torch.is_autocast_enabled("cpu")) is False
+        assert executor.call(torch.is_grad_enabled) is True

@@ -12,6 +12,7 @@ from torch_ltc.config import settings
 from torch_ltc.lowering.registry import registry
 from torch_ltc.program.instruction import Program
 from torch_ltc.program.render import program_dot, program_text
+from torch_ltc.program.source import is_user_file
 from torch_ltc.runtime.cache import Entry, fingerprint
 from torch_ltc.runtime.pending import pending_program
 from torch_ltc.runtime.sync import physical_device, synced_programs
@@ -45,7 +46,7 @@ def _save(entry: Entry) -> None:
     path = settings.save_tensors_file
     if not path:
         return
-    frames = [f for f in reversed(traceback.extract_stack()) if "torch_ltc" not in f.filename]
+    frames = [frame for frame in reversed(traceback.extract_stack()) if is_user_file(frame.filename)]
     stack = "\n".join(f"  {frame.name} ({frame.filename}:{frame.lineno})" for frame in frames)
     digest = fingerprint(entry.program).hex()
     graph = program_form(entry.program, settings.save_tensors_format)

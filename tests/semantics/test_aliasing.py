@@ -43,7 +43,9 @@ def random_view(shape: torch.Size, choose: random.Random) -> Callable[[Tensor], 
         lambda x: x.expand(2, *x.size()),
         lambda x: x.conj(),
         lambda x: x.imag if x.is_complex() else x.real,
-        lambda x: torch.view_as_real(x.resolve_conj()) if x.is_complex() else torch.view_as_complex(x.unflatten(-1, (-1, 2))),
+        lambda x: (
+            torch.view_as_real(x.resolve_conj()) if x.is_complex() else torch.view_as_complex(x.unflatten(-1, (-1, 2)))
+        ),
         lambda x: x.as_strided((2, 2), (1, 2), x.storage_offset()),
     ]
     if rank:

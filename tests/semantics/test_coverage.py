@@ -151,7 +151,18 @@ CALLS: dict[str, Call] = {
 def test_the_list_holds_the_operators_that_a_lazy_device_is_known_to_miss() -> None:
     # lesson 13
     assert len(CALLS) >= 60
-    assert {"sin", "where", "copy_", "setitem", "index", "argmax", "var", "lerp", "attention", "mse_loss"} <= CALLS.keys()
+    assert {
+        "sin",
+        "where",
+        "copy_",
+        "setitem",
+        "index",
+        "argmax",
+        "var",
+        "lerp",
+        "attention",
+        "mse_loss",
+    } <= CALLS.keys()
 
 
 @pytest.mark.parametrize("name", CALLS)

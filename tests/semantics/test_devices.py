@@ -76,7 +76,9 @@ def test_float8_vectors_behave_as_on_the_cpu(dtype: torch.dtype) -> None:
 )
 def test_another_ordinal_is_refused_by_its_name(ask: Callable[[], object]) -> None:
     # lesson 12: to("lazy:1") failed with "cpu:1".
-    with pytest.raises(DeviceMismatchError, match=r"there is no device .*(ltc:[13]|1).*: torch_ltc has one device, ltc:0"):
+    with pytest.raises(
+        DeviceMismatchError, match=r"there is no device .*(ltc:[13]|1).*: torch_ltc has one device, ltc:0"
+    ):
         ask()
     assert torch.ones(2, device="ltc:0").sum().item() == 2.0
 

@@ -60,7 +60,9 @@ OPTIMIZERS: dict[str, Callable[[Any, str], torch.optim.Optimizer]] = {
     "capturable AdamW": lambda parameters, device: torch.optim.AdamW(
         parameters, lr=0.05, capturable=device != "cpu", foreach=False
     ),
-    "capturable RMSprop": lambda parameters, device: torch.optim.RMSprop(parameters, lr=0.05, capturable=device != "cpu"),
+    "capturable RMSprop": lambda parameters, device: torch.optim.RMSprop(
+        parameters, lr=0.05, capturable=device != "cpu"
+    ),
     "tensor lr": lambda parameters, device: torch.optim.SGD(parameters, lr=torch.tensor(0.05), foreach=False),
     "differentiable": lambda parameters, device: torch.optim.SGD(parameters, lr=0.05),
     "LBFGS": lambda parameters, device: torch.optim.LBFGS(parameters, lr=0.05, max_iter=3),

@@ -296,7 +296,9 @@ def test_an_error_when_recording_is_eagers_own_and_changes_nothing() -> None:
     assert (x * 2).sum().item() == 12.0
 
 
-@pytest.mark.parametrize("call", [lambda x: x.long().softmax(0), lambda x: x.bool().cumsum_(0)], ids=["softmax", "cumsum"])
+@pytest.mark.parametrize(
+    "call", [lambda x: x.long().softmax(0), lambda x: x.bool().cumsum_(0)], ids=["softmax", "cumsum"]
+)
 def test_a_dtype_that_eager_refuses_is_refused_at_the_latest_when_the_program_runs(
     call: Callable[[Tensor], Tensor],
 ) -> None:

@@ -110,7 +110,9 @@ def test_policy_warn_warns_once_per_operator_and_names_the_users_line() -> None:
     texts = [str(warning.message) for warning in caught if warning.category is FallbackWarning]
     assert [text.split()[0] for text in texts] == ["aten::nonzero", "aten::masked_select"]
     assert all("test_fallback.py" in text for text in texts)
-    assert all(warning.filename.endswith("test_fallback.py") for warning in caught if warning.category is FallbackWarning)
+    assert all(
+        warning.filename.endswith("test_fallback.py") for warning in caught if warning.category is FallbackWarning
+    )
 
 
 def test_policy_allow_is_silent_but_counts() -> None:
@@ -178,7 +180,10 @@ def test_forced_fallback_takes_several_operators_and_changes_at_run_time() -> No
         ("aten::view", lambda device: torch.arange(6.0, device=device).view(2, 3).t()),
         ("aten::split", lambda device: torch.arange(6.0, device=device).split(2)),
         ("aten::native_dropout,aten::bernoulli_", lambda device: F.dropout(torch.ones(9, device=device), 0.5)),
-        ("aten::convolution", lambda device: F.conv1d(torch.ones(1, 1, 4, device=device), torch.ones(1, 1, 2, device=device))),
+        (
+            "aten::convolution",
+            lambda device: F.conv1d(torch.ones(1, 1, 4, device=device), torch.ones(1, 1, 2, device=device)),
+        ),
         ("aten::_foreach_add", lambda device: torch._foreach_add([torch.ones(2, device=device)], 1.0)),
         ("aten::max", lambda device: torch.arange(6.0, device=device).view(2, 3).max(1)),
         ("aten::_to_copy", lambda device: torch.arange(3.0, device=device).double()),

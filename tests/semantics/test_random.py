@@ -63,7 +63,9 @@ DRAWS: dict[str, Callable[[str], Any]] = {
     "log_normal_": lambda device: torch.empty(5, device=device).log_normal_(),
     "geometric_": lambda device: torch.empty(5, device=device).geometric_(0.2),
     "poisson": lambda device: torch.poisson(torch.full((9,), 3.0, device=device)),
-    "binomial": lambda device: torch.binomial(torch.full((9,), 8.0, device=device), torch.full((9,), 0.5, device=device)),
+    "binomial": lambda device: torch.binomial(
+        torch.full((9,), 8.0, device=device), torch.full((9,), 0.5, device=device)
+    ),
     "dropout": lambda device: F.dropout(torch.ones(50, device=device), 0.4),
     "dropout2d": lambda device: F.dropout2d(torch.ones(2, 8, 3, 3, device=device), 0.4),
     "alpha_dropout": lambda device: F.alpha_dropout(torch.ones(50, device=device), 0.4, training=True),

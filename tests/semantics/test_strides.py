@@ -111,7 +111,9 @@ def test_writing_to_memory_that_overlaps_itself_raises_as_in_eager(write: Callab
     assert x.item() == 0.0
 
 
-@pytest.mark.parametrize("overlap", [lambda x: (x[1:], x[:-1]), lambda x: (x[:4], x[2:6])], ids=["shifted", "two apart"])
+@pytest.mark.parametrize(
+    "overlap", [lambda x: (x[1:], x[:-1]), lambda x: (x[:4], x[2:6])], ids=["shifted", "two apart"]
+)
 def test_an_in_place_call_on_partially_overlapping_operands_raises_as_in_eager(
     overlap: Callable[[Tensor], tuple[Tensor, Tensor]],
 ) -> None:

@@ -128,7 +128,9 @@ def test_an_error_of_one_thread_does_not_lose_the_others_results() -> None:
                     table = torch.ones(3, 2, device="ltc")
                     nn.functional.embedding(torch.tensor([7]).to("ltc"), table).sum().item()
                 else:
-                    values.append((torch.full((2,), 1.0 * number, device="ltc") * step).sum().item() - 2 * number * step)
+                    values.append(
+                        (torch.full((2,), 1.0 * number, device="ltc") * step).sum().item() - 2 * number * step
+                    )
             except torch_ltc.errors.ExecutionError as error:
                 failures.append(error)
 

@@ -68,7 +68,18 @@ def test_optional_results_that_are_not_there_are_nothing() -> None:
     x = torch.zeros(1, 2, 4)
     weight = torch.zeros(3, 2, 2)
     results = returns(
-        aten.convolution_backward.default, torch.zeros(1, 3, 3), x, weight, [3], [1], [0], [1], False, [0], 1, [True, False, True]
+        aten.convolution_backward.default,
+        torch.zeros(1, 3, 3),
+        x,
+        weight,
+        [3],
+        [1],
+        [0],
+        [1],
+        False,
+        [0],
+        1,
+        [True, False, True],
     )
     assert [item.kind for item in results] == [ReturnKind.FRESH, ReturnKind.NOTHING, ReturnKind.FRESH]
 

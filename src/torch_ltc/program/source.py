@@ -38,8 +38,13 @@ class Source:
 UNKNOWN = Source("", 0, "")
 
 
+def is_user_file(file: str) -> bool:
+    """True for a source file that is neither PyTorch's nor this package's."""
+    return not file.startswith(_SKIPPED)
+
+
 def _user_frame(frame: FrameType | None) -> FrameType | None:
-    while frame is not None and frame.f_code.co_filename.startswith(_SKIPPED):
+    while frame is not None and not is_user_file(frame.f_code.co_filename):
         frame = frame.f_back
     return frame
 

@@ -123,3 +123,8 @@ def keep_bounded(bound: int) -> None:
     count = sys.getrefcount
     for key in [key for key, spec in _interned.items() if count(spec) <= _UNHELD]:
         del _interned[key]
+
+
+def interned_count() -> int:
+    """How many distinct geometries are kept."""
+    return len(_interned)

@@ -12,7 +12,7 @@ from collections import OrderedDict
 
 from torch_ltc.config import settings
 from torch_ltc.lowering.interface import Computation
-from torch_ltc.program.instruction import Call, Program, ReturnKind
+from torch_ltc.program.instruction import Call, Program, ReturnKind, Scalar
 from torch_ltc.program.render import program_text
 
 _identities = itertools.count(1)
@@ -87,13 +87,22 @@ _SAFE = frozenset(
 _SAFE_ON_FLOATS = frozenset(name + tail for name in _FLOAT_ARITHMETIC.split() for tail in ("", "_"))
 
 
+# Of those, calls that refuse a number that does not fit their dtype or their meaning.
+_NUMBERED = (
+    "fill full clamp clamp_min clamp_max masked_fill where scalar_tensor constant_pad_nd bernoulli normal uniform"
+)
+_REFUSES_NUMBERS = frozenset(name + tail for name in _NUMBERED.split() for tail in ("", "_"))
+
+
 def may_fail(call: Call) -> bool:
     """True unless it is known that the call's success does not depend on data."""
     namespace, _, name = call.op._schema.name.partition("::")
     if namespace != "aten":
         return True
-    if name in _SAFE or name.startswith(("_foreach_", "_fused_")):
+    if name.startswith(("_foreach_", "_fused_")):
         return False
+    if name in _SAFE:
+        return name in _REFUSES_NUMBERS and any(isinstance(operand, Scalar) for operand in call.args)
     returns = call.flat_returns
     if name in _SAFE_ON_FLOATS:
         specs = [item.spec for item in returns if item.spec is not None]

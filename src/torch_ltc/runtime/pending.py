@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from torch_ltc.config import settings
 from torch_ltc.errors import LtcError
 from torch_ltc.lowering.interface import Arguments
 from torch_ltc.program.instruction import Program
@@ -83,7 +84,8 @@ def run_published(digest: bytes, inputs: Sequence[object]) -> list[torch.Tensor]
     device = physical_device()
 
     def work() -> list[torch.Tensor]:
-        outcome = execute_entry(entry, Arguments(tensors, scalars, device_random.generator, device))
+        arguments = Arguments(tensors, scalars, device_random.generator, device)
+        outcome = execute_entry(entry, arguments, settings.backend, settings.hot_after)
         if outcome.failures:
             raise outcome.failures[0]
         return [result for result in outcome.results if isinstance(result, torch.Tensor)]

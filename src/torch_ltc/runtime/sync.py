@@ -115,7 +115,9 @@ def cut(reason: SyncReason) -> None:
             )
         recorder.reset()
         _keep_tree_bounded()
-        executor.submit(lambda: _run(entry, inputs, scalars, outputs))
+        # As they are now: a scope that is left before the program runs still counts.
+        backend, hot_after = settings.backend, settings.hot_after
+        executor.submit(lambda: _run(entry, inputs, scalars, outputs, backend, hot_after))
 
 
 def _keep_tree_bounded() -> None:
@@ -147,10 +149,12 @@ settings.watch("pending_bound", _bound_changed)
 # ---- on the executor's thread -------------------------------------------------------------------------------------
 
 
-def _run(entry: Entry, inputs: list[Buffer], scalars: list[object], outputs: list[Buffer]) -> None:
+def _run(
+    entry: Entry, inputs: list[Buffer], scalars: list[object], outputs: list[Buffer], backend: str, hot_after: int
+) -> None:
     """Run one program and install its results."""
     try:
-        outcome = execute_entry(entry, _arguments(entry.program, inputs, scalars))
+        outcome = execute_entry(entry, _arguments(entry.program, inputs, scalars), backend, hot_after)
     except Exception as error:
         outcome = _all_lost(entry, error)
     for failure in outcome.failures:
@@ -181,10 +185,10 @@ def _arguments(program: Program, inputs: list[Buffer], scalars: list[object]) ->
     return Arguments(tensors, scalars, device_random.generator, device)
 
 
-def execute_entry(entry: Entry, arguments: Arguments) -> Outcome:
+def execute_entry(entry: Entry, arguments: Arguments, backend: str, hot_after: int) -> Outcome:
     """Run a program on these arguments with whatever is due: the reference computation, or the compiled one."""
     entry.runs += 1
-    computation, backend = _computation(entry, arguments)
+    computation, used = _computation(entry, arguments, backend, hot_after)
     began = time.perf_counter()
     failed = True
     try:
@@ -194,16 +198,15 @@ def execute_entry(entry: Entry, arguments: Arguments) -> Outcome:
             outcome = computation.run(arguments)
         failed = bool(outcome.failures)
     finally:
-        emit(ExecuteEvent(entry.program.identity, backend, time.perf_counter() - began, failed))
+        emit(ExecuteEvent(entry.program.identity, used, time.perf_counter() - began, failed))
     return outcome
 
 
-def _computation(entry: Entry, arguments: Arguments) -> tuple[Computation, str]:
+def _computation(entry: Entry, arguments: Arguments, name: str, hot_after: int) -> tuple[Computation, str]:
     """The compiled computation once the program is hot and its inputs are sound, else the reference one."""
-    name = settings.backend
     reference = registry.reference
     sound = not any(isinstance(tensor, LtcError) for tensor in arguments.inputs)
-    if name != reference.name and entry.runs >= settings.hot_after and sound and entry.refused != name:
+    if name != reference.name and entry.runs >= hot_after and sound and entry.refused != name:
         if entry.compiled is None or entry.backend != name:
             _compile(entry, name, arguments.device)
         if entry.compiled is not None:

@@ -1,0 +1,121 @@
+"""Autoload: at `import torch` the device gets its name, and nothing more until it is touched."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from torch_ltc.device.registration import check_torch_version
+from torch_ltc.errors import UnsupportedTorchError
+
+# What PyTorch does at the end of its import where the package is installed, and what a script sees then.
+PREPARE = """
+import os
+os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
+import sys, time
+import torch
+import torch_ltc_autoload
+began = time.perf_counter()
+torch_ltc_autoload.autoload()
+duration_s = time.perf_counter() - began
+assert "torch_ltc" not in sys.modules
+"""
+
+
+def run(script: str) -> list[str]:
+    """The lines that the script prints after the preparation, in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-c", PREPARE + textwrap.dedent(script)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_autoload_claims_the_name_and_imports_nothing() -> None:
+    lines = run(
+        """
+        print(torch.device("ltc"))
+        print(torch._C._get_privateuse1_backend_name())
+        print(torch.ones(2).sum().item())
+        torch.manual_seed(1)
+        print("torch_ltc" in sys.modules)
+        print(duration_s)
+        """
+    )
+    assert lines[:4] == ["ltc", "ltc", "2.0", "False"]
+    # Reported, not judged: a timing is no test.
+    print(f"autoload took {float(lines[4]) * 1e3:.2f} ms")
+
+
+@pytest.mark.parametrize(
+    "touch",
+    [
+        "torch.ones(2).to('ltc')",
+        "torch.tensor([1.0, 1.0], device='ltc')",
+        pytest.param("torch.ones(2, device='ltc')", marks=pytest.mark.slow),
+        pytest.param("torch.nn.Linear(2, 2).to('ltc').weight", marks=pytest.mark.slow),
+        pytest.param("torch.empty(2, device=torch.device('ltc', 0)).fill_(1)", marks=pytest.mark.slow),
+        pytest.param("torch.ltc.synchronize() or torch.ones(2, device='ltc')", marks=pytest.mark.slow),
+        pytest.param("torch.randn(2, device='ltc')", marks=pytest.mark.slow),
+    ],
+)
+def test_first_touch_loads_the_package_and_works(touch: str) -> None:
+    lines = run(
+        f"""
+        x = {touch}
+        print("torch_ltc" in sys.modules, x.device)
+        print((x + 1).cpu().shape[0])
+        import torch_ltc
+        print(torch.ltc.__name__, torch.ltc.device_count())
+        """
+    )
+    assert lines[0] == "True ltc:0"
+    assert lines[1] == "2"
+    assert lines[2].endswith("1")
+
+
+def test_the_module_answers_after_autoload() -> None:
+    assert run(
+        "print(torch.ltc.is_available(), torch.ltc.device_count(), torch.accelerator.current_accelerator())"
+    ) == ["True 1 ltc"]
+
+
+def test_a_slot_taken_by_another_package_is_left_alone() -> None:
+    script = """
+    import os
+    os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
+    import torch
+    torch.utils.rename_privateuse1_backend("other")
+    import torch_ltc_autoload
+    torch_ltc_autoload.autoload()
+    print(torch._C._get_privateuse1_backend_name())
+    try:
+        import torch_ltc
+    except RuntimeError as error:
+        print(str(error).splitlines()[0])
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.stdout.splitlines() == ["other", "the device slot that torch_ltc uses is taken by 'other'"], done.stderr
+
+
+@pytest.mark.parametrize("version", ["2.11.0", "2.12.1", "2.13.0+cpu", "2.13.0a0+git1234"])
+def test_supported_versions_are_accepted(version: str) -> None:
+    check_torch_version(version)
+
+
+@pytest.mark.parametrize("version", ["2.9.0", "2.10.1+cu128", "2.14.0", "1.13.1", "3.0.0"])
+def test_other_versions_are_refused_with_the_range(version: str) -> None:
+    with pytest.raises(UnsupportedTorchError, match=r"needs PyTorch 2.11 to 2.13, found") as caught:
+        check_torch_version(version)
+    assert version in str(caught.value)
+    assert "pip install 'torch>=2.11,<2.14'" in str(caught.value)
+    assert isinstance(caught.value, ImportError)

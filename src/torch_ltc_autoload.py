@@ -54,3 +54,4 @@ def autoload() -> None:
         return
     torch.utils.rename_privateuse1_backend("ltc")
     torch._register_device_module("ltc", _Proxy("torch.ltc"))
+    torch.utils.generate_methods_for_privateuse1_backend()

@@ -13,9 +13,10 @@ from torch_ltc.lowering.registry import registry
 from torch_ltc.program.instruction import Program
 from torch_ltc.program.render import program_dot, program_text
 from torch_ltc.program.source import is_user_file
+from torch_ltc.runtime.buffer import physical_device
 from torch_ltc.runtime.cache import Entry, fingerprint
 from torch_ltc.runtime.pending import pending_program
-from torch_ltc.runtime.sync import physical_device, synced_programs
+from torch_ltc.runtime.sync import synced_programs
 
 _file_lock = threading.Lock()
 

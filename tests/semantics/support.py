@@ -1,4 +1,4 @@
-"""What the semantics tests share: events of a block, running a function on both devices, custom operators to look inside."""
+"""What the semantics tests share: events of a block, a function on both devices, custom operators to look inside."""
 
 from __future__ import annotations
 

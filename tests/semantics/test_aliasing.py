@@ -135,7 +135,7 @@ def grow(seed: int) -> tuple[list[Step], list[Tensor], dict[int, list[Tensor]]]:
         try:
             step(pool)
         except RuntimeError:
-            # Overlapping memory or a dtype that the call does not take: eager has written nothing, and the step is left out.
+            # Overlapping memory or a dtype that the call does not take: eager wrote nothing, the step is left out.
             assert all(torch.equal(left, right) for left, right in zip(before, pool, strict=False))
             del pool[len(before) :]
             continue

@@ -363,7 +363,7 @@ def test_custom_operator_that_raises_is_a_failure_like_any_other() -> None:
 
     x = counted(torch.ones(2, device="ltc"))
     lost = refuses(x)
-    with pytest.raises(ExecutionError, match="torch_ltc_tests::refuses.*no such thing"):
+    with pytest.raises(ExecutionError, match=r"torch_ltc_tests::refuses.*no such thing"):
         torch_ltc.sync(wait=True)
     assert x.tolist() == [2.0, 2.0]
     assert probe.runs == 1
@@ -399,5 +399,5 @@ def test_training_goes_on_after_a_poisoned_step(name: str) -> None:
     with pytest.raises(ExecutionError, match="aten::embedding"):
         step(11).item()
     assert_same([parameter.detach() for parameter in model.parameters()], before)
-    losses = [step(1).item() for _ in range(3)]
-    assert losses[0] > losses[-1] >= 0
+    assert all(0 <= step(1).item() < 10 for _ in range(3))
+    assert not torch.equal(model[0].weight.detach().cpu(), before[0])

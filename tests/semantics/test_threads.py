@@ -139,7 +139,7 @@ def test_an_error_of_one_thread_does_not_lose_the_others_results() -> None:
         torch_ltc.sync(wait=True)
     except torch_ltc.errors.ExecutionError as error:
         failures.append(error)
-    # Each of the five failures is raised, in whichever thread meets it first; a thread that met one lost that reading only.
+    # Each failure is raised in whichever thread meets it first; a thread that met one lost that reading only.
     assert len(failures) >= 5
     assert values == [0.0] * len(values)
     assert len(values) + len(failures) >= 15 + 5

@@ -10,7 +10,6 @@ from torch_ltc.program.source import UNKNOWN
 from torch_ltc.program.spec import make_spec
 from torch_ltc.program.tree import Node, Tree
 
-
 SPEC = make_spec(torch.float32, (2,), (1,))
 
 

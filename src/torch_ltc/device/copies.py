@@ -13,10 +13,10 @@ from torch_ltc.device.registration import composite
 from torch_ltc.device.tensors import empty_tensor, wrap_physical
 from torch_ltc.program.operator import Operator
 from torch_ltc.program.spec import spec_of
-from torch_ltc.runtime.buffer import buffer_of
+from torch_ltc.runtime.buffer import buffer_of, physical_device
 from torch_ltc.runtime.memory import memory
 from torch_ltc.runtime.recorder import recorder
-from torch_ltc.runtime.sync import physical_device, read
+from torch_ltc.runtime.sync import read
 
 aten = torch.ops.aten
 _INDEX = Operator(aten.index.Tensor)

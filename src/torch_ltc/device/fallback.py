@@ -21,11 +21,11 @@ from torch_ltc.events import FallbackEvent, SyncReason, emit
 from torch_ltc.program.operator import Kind, Operator
 from torch_ltc.program.source import current_source
 from torch_ltc.program.spec import spec_of
-from torch_ltc.runtime.buffer import buffer_of
+from torch_ltc.runtime.buffer import buffer_of, physical_device
 from torch_ltc.runtime.executor import executor
 from torch_ltc.runtime.random import device_random
 from torch_ltc.runtime.recorder import recorder
-from torch_ltc.runtime.sync import cut, physical, physical_device
+from torch_ltc.runtime.sync import cut, physical
 
 _warned: set[str] = set()
 # Reading a value is what `_local_scalar_dense` is for: a sync, but nothing to warn about.

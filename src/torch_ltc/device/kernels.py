@@ -36,11 +36,15 @@ def record(operator: Operator, values: tuple[Any, ...]) -> Any:
         return run_eagerly(operator, values, _FORCED_REASON)
     try:
         with recorder.lock:
-            key = recorder.key_of(operator, values)
-            child = recorder.node.next
-            if child.key != key:
-                child = recorder.advance(key, operator, values)
-            return finish(child, operator, values)
+            try:
+                key = recorder.key_of(operator, values)
+                child = recorder.node.next
+                if child.key != key:
+                    child = recorder.advance(key, operator, values)
+                return finish(child, operator, values)
+            except BaseException:
+                recorder.numbers.clear()
+                raise
     except CannotInfer as reason:
         return run_eagerly(operator, values, str(reason))
 
@@ -171,6 +175,9 @@ def kernel_source(operator: Operator) -> str:
     ]
     lines += _result_lines(operator, values)
     lines += [
+        "        except BaseException:",
+        "            numbers.clear()",
+        "            raise",
         "        finally:",
         "            release()",
         "    except CannotInfer as reason:",

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from torch_ltc.runtime.sync import physical_device
+from torch_ltc.runtime.buffer import physical_device
 
 
 def _involves_device(module: torch.nn.Module, convert: Callable[[torch.Tensor], torch.Tensor]) -> bool:

@@ -6,10 +6,11 @@ A `Spec` is everything about a tensor but its memory: dtype, sizes, strides, sto
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import torch
+
+from torch_ltc.program.references import held_elsewhere
 
 _SpecKey = tuple[torch.dtype, tuple[int, ...], tuple[int, ...], int, bool, bool]
 
@@ -64,7 +65,6 @@ class Spec:
 
 
 _interned: dict[_SpecKey, Spec] = {}
-_UNHELD = 3
 
 
 def row_major(size: tuple[int, ...]) -> tuple[int, ...]:
@@ -119,10 +119,9 @@ def keep_bounded(bound: int) -> None:
     """Forget geometries that nobody holds, once there are more than `bound`."""
     if len(_interned) <= bound:
         return
-    # Held by the table, the loop variable and the argument, and by nobody else.
-    count = sys.getrefcount
-    for key in [key for key, spec in _interned.items() if count(spec) <= _UNHELD]:
-        del _interned[key]
+    specs = list(_interned.values())
+    _interned.clear()
+    _interned.update((spec.key, spec) for spec in held_elsewhere(specs))
 
 
 def interned_count() -> int:

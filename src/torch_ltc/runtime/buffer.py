@@ -11,11 +11,19 @@ from typing import Any
 
 import torch
 
+from torch_ltc.config import settings
 from torch_ltc.errors import LtcError, PoisonedTensorError
 from torch_ltc.program.spec import Spec
 
 _identities = itertools.count(1)
 storage_of = torch._C.TensorBase.untyped_storage
+
+
+def physical_device() -> torch.device:
+    """The device that programs run on."""
+    if settings.device_type == "cpu":
+        return torch.device("cpu")
+    return torch.device(settings.device_type, settings.device_ordinal)
 
 
 class Buffer:

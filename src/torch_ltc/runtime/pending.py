@@ -11,12 +11,12 @@ from torch_ltc.errors import LtcError
 from torch_ltc.lowering.interface import Arguments
 from torch_ltc.program.instruction import Program
 from torch_ltc.program.spec import Spec, spec_of
-from torch_ltc.runtime.buffer import alias_physical, buffer_of
+from torch_ltc.runtime.buffer import alias_physical, buffer_of, physical_device
 from torch_ltc.runtime.cache import Entry, executables, next_identity
 from torch_ltc.runtime.executor import executor
 from torch_ltc.runtime.random import device_random
 from torch_ltc.runtime.recorder import recorder
-from torch_ltc.runtime.sync import execute_entry, physical, physical_device
+from torch_ltc.runtime.sync import execute_entry, physical
 
 
 def pending_entry_for(tensors: Sequence[torch.Tensor]) -> Entry:

@@ -33,7 +33,7 @@ from torch_ltc.program.operator import DEFAULT, Kind, Operator
 from torch_ltc.program.source import UNKNOWN, current_source
 from torch_ltc.program.spec import Spec, spec_of
 from torch_ltc.program.tree import Key, Node, Tree
-from torch_ltc.runtime.buffer import Buffer, buffer_of, new_buffer
+from torch_ltc.runtime.buffer import Buffer, buffer_of, new_buffer, physical_device
 
 aten = torch.ops.aten
 NUMBER_TYPES = frozenset({int, float, bool, complex})
@@ -220,7 +220,6 @@ class Recorder:
         """A CPU tensor among lazy ones: a zero-dimensional one, or an index, is uploaded as it is now."""
         allowed = tensor.dim() == 0 or (operator is not None and operator.name in _CPU_OPERANDS)
         if tensor.device.type != "cpu" or not allowed:
-            self.numbers.clear()
             what = operator.name if operator is not None else "an operation"
             raise DeviceMismatchError(
                 "Expected all tensors to be on the same device, but found at least two devices, "
@@ -233,8 +232,7 @@ class Recorder:
     def adopt(self, tensor: torch.Tensor) -> tuple[Buffer, Spec]:
         """A new buffer with a copy of this CPU tensor, as it is now."""
         data = tensor.detach().clone(memory_format=torch.contiguous_format)
-        device = torch.device(settings.device_type, settings.device_ordinal) if settings.device_type != "cpu" else None
-        data = data if device is None else data.to(device)
+        data = data.to(physical_device())
         spec = spec_of(data)
         return new_buffer(spec, data=data), spec
 
@@ -277,7 +275,6 @@ class Recorder:
         if value is None:
             return False
         if value.type != "ltc" or value.index not in (None, 0):
-            self.numbers.clear()
             raise DeviceMismatchError(
                 f"there is no device {value} here: torch_ltc has one device, ltc:0", hint="use device='ltc'"
             )
@@ -293,21 +290,20 @@ class Recorder:
         return kind
 
     def advance(self, key: Key, operator: Operator, values: tuple[Any, ...]) -> Node:
-        """The child for this call, found or made. Raises what eager would raise for wrong arguments."""
-        try:
-            if self.node.depth >= self.bound:
-                self.numbers.clear()
-                self.on_full()
-                key = self.key_of(operator, values)
-            child = self.tree.find(self.node, key)
-            if child is None:
-                tensors = operand_tensors(operator, values)
-                specs = [spec_of(t) for t in tensors]
-                groups = storage_groups(tensors)
-                child = self._extend(key, operator, values, specs, groups)
-        except BaseException:
+        """The child for this call, found or made. Raises what eager would raise for wrong arguments.
+
+        Whoever calls this clears `numbers` when anything raises before the call is taken.
+        """
+        if self.node.depth >= self.bound:
             self.numbers.clear()
-            raise
+            self.on_full()
+            key = self.key_of(operator, values)
+        child = self.tree.find(self.node, key)
+        if child is None:
+            tensors = operand_tensors(operator, values)
+            specs = [spec_of(t) for t in tensors]
+            groups = storage_groups(tensors)
+            child = self._extend(key, operator, values, specs, groups)
         if not self.started:
             self.started = time.perf_counter()
         return child
@@ -335,13 +331,9 @@ class Recorder:
         if len(seen) >= _CHECKED_SCALARS:
             child.checked = None
             return
-        try:
-            tensors = operand_tensors(operator, values)
-            specs = [spec_of(t) for t in tensors]
-            self._infer(operator, values, specs, storage_groups(tensors), numbers)
-        except BaseException:
-            self.numbers.clear()
-            raise
+        tensors = operand_tensors(operator, values)
+        specs = [spec_of(t) for t in tensors]
+        self._infer(operator, values, specs, storage_groups(tensors), numbers)
         seen.add(numbers)
 
     def _extend(self, key: Key, operator: Operator, values: tuple[Any, ...], specs: Any, groups: Any) -> Node:

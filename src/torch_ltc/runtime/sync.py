@@ -6,7 +6,6 @@ place.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -28,10 +27,11 @@ from torch_ltc.events import (
 from torch_ltc.lowering.interface import Arguments, Computation, Outcome
 from torch_ltc.lowering.registry import registry
 from torch_ltc.program.instruction import Program
+from torch_ltc.program.references import held_elsewhere
 from torch_ltc.program.source import current_source
 from torch_ltc.program.spec import Spec, keep_bounded, spec_of
 from torch_ltc.program.tree import Node
-from torch_ltc.runtime.buffer import Buffer, buffer_of, poisoned
+from torch_ltc.runtime.buffer import Buffer, buffer_of, physical_device, poisoned
 from torch_ltc.runtime.cache import Entry, executables, next_identity
 from torch_ltc.runtime.executor import executor
 from torch_ltc.runtime.memory import memory
@@ -39,8 +39,6 @@ from torch_ltc.runtime.random import device_random
 from torch_ltc.runtime.recorder import recorder
 
 Result = TypeVar("Result")
-# References to a buffer that only the recorder's list, the loop variable and the call's argument hold.
-_UNREFERENCED = 3
 
 # Geometries kept, and programs kept that differ only in which results were still held.
 _MOST_SPECS = 200_000
@@ -49,19 +47,11 @@ _MOST_LIVE_SETS = 16
 synced_programs: list[Callable[[Entry], None]] = []
 
 
-def physical_device() -> torch.device:
-    """The device that programs run on."""
-    if settings.device_type == "cpu":
-        return torch.device("cpu")
-    return torch.device(settings.device_type, settings.device_ordinal)
-
-
 def live_outputs() -> list[Buffer]:
     """Buffers that the pending program defines and that someone still holds."""
     # A buffer is held by its storage, which lives as long as any tensor on it. Counting references is exact here: the
     # lock is held, and nothing else keeps buffers.
-    count = sys.getrefcount
-    return [buffer for buffer in recorder.buffers if count(buffer) > _UNREFERENCED]
+    return held_elsewhere(recorder.buffers)
 
 
 def pending_entry(outputs: list[Buffer]) -> tuple[Entry, bool]:
@@ -223,6 +213,8 @@ def _compile(entry: Entry, name: str, device: torch.device) -> None:
     try:
         entry.compiled = registry.get(name).compile(entry.program, device)
         entry.backend = name
+        # Made again if the compiled program ever fails.
+        entry.reference = None
         emit(CompileEvent(entry.program.identity, name, time.perf_counter() - began))
     except CompileError as error:
         entry.refused = name

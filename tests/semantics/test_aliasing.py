@@ -148,10 +148,8 @@ def grow(seed: int) -> tuple[list[Step], list[Tensor], dict[int, list[Tensor]]]:
 def compare(ours: list[Tensor], theirs: list[Tensor], what: str) -> None:
     """Every tensor of the pool, values and geometry."""
     assert len(ours) == len(theirs)
-    for place, (left, right) in enumerate(zip(ours, theirs, strict=True)):
-        torch.testing.assert_close(
-            left.cpu(), right, rtol=0, atol=0, equal_nan=True, msg=lambda text: f"{what}, tensor {place}: {text}"
-        )
+    read = [tensor.cpu() for tensor in ours]
+    torch.testing.assert_close(read, theirs, rtol=0, atol=0, equal_nan=True, msg=lambda text: f"{what}: {text}")
 
 
 def run_on_device(seed: int, read: str) -> None:

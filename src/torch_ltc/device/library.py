@@ -33,7 +33,7 @@ _operators: dict[str, Operator] = {}
 
 def overloads() -> list[OpOverload]:
     """Every ATen overload that has a kernel of its own on the CPU and is not composed implicitly of others."""
-    found: list[OpOverload] = []
+    found: dict[str, OpOverload] = {}
     for schema in torch._C._jit_get_all_schemas():
         if not schema.name.startswith("aten::"):
             continue
@@ -45,8 +45,9 @@ def overloads() -> list[OpOverload]:
         if composed and not torch._C._dispatch_has_kernel_for_dispatch_key(name, "CPU"):
             continue
         packet = getattr(torch.ops.aten, schema.name.removeprefix("aten::"))
-        found.append(getattr(packet, schema.overload_name or "default"))
-    return found
+        # A schema may be listed twice, where two libraries declare it.
+        found[name] = getattr(packet, schema.overload_name or "default")
+    return list(found.values())
 
 
 def kernel_for(op: OpOverload) -> Kernel | None:

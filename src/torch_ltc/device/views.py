@@ -77,7 +77,8 @@ def as_strided(tensor: torch.Tensor, size: Any, stride: Any, storage_offset: int
     """Kernel of `aten::as_strided`, which must not look past the end of the storage."""
     offset = int(tensor.storage_offset()) if storage_offset is None else storage_offset
     if len(size) == len(stride) and min((*size, *stride, offset, 0)) >= 0:
-        needed = make_spec(tensor.dtype, tuple(size), tuple(stride), offset).extent() * tensor.element_size()
+        reach = make_spec(tensor.dtype, tuple(size), tuple(stride), offset).extent()
+        needed = 0 if 0 in size else reach * tensor.element_size()
         have = buffer_of(tensor).size_bytes
         if needed > have:
             raise RuntimeError(

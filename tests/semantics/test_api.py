@@ -172,6 +172,23 @@ def test_the_stack_in_the_file_keeps_user_files_whose_path_names_the_package(tmp
     assert "torch_ltc_experiments/train.py:2" in path.read_text()
 
 
+def test_the_file_for_synced_programs_can_be_named_in_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "programs.dot"
+    monkeypatch.setenv("LTC_SAVE_TENSORS_FILE", str(path))
+    monkeypatch.setenv("LTC_SAVE_TENSORS_FMT", "dot")
+    settings.reload_environment()
+    try:
+        x = torch.ones(2, device="ltc") + 1
+        torch_ltc.sync(wait=True)
+    finally:
+        monkeypatch.undo()
+        settings.reload_environment()
+    assert "digraph G" in path.read_text()
+    assert x.tolist() == [2.0, 2.0]
+
+
 def test_ir_cache_dump_writes_the_tree_and_reset_forgets_it(tmp_path: Path) -> None:
     ir_cache.reset()
     x = lazy(torch.ones(2))

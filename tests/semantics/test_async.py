@@ -125,6 +125,39 @@ def test_a_read_cuts_the_pending_program_only_when_it_needs_it() -> None:
     assert probe.runs == 1
 
 
+def test_a_read_does_not_wait_for_work_that_it_does_not_need() -> None:
+    # lesson 15: the value was there before the work that is running now began.
+    done = torch.ones(2, device="ltc") * 3
+    torch_ltc.sync(wait=True)
+    with probe.closed():
+        blocked = held_back()
+        values: list[list[float]] = []
+        reader = threading.Thread(target=lambda: values.append(done.tolist()), daemon=True)
+        reader.start()
+        reader.join(5)
+        assert values == [[3.0, 3.0]]
+        assert not probe.gate.is_set()
+    assert blocked.tolist() == [2.0, 2.0]
+
+
+def test_a_read_sees_in_place_updates_that_are_queued_before_it() -> None:
+    # lesson 15
+    value = torch.ones(2, device="ltc") * 3
+    torch_ltc.sync(wait=True)
+    with probe.closed():
+        held_back()
+        value[0].add_(1)
+        torch_ltc.sync()
+        values: list[list[float]] = []
+        reader = threading.Thread(target=lambda: values.append(value.tolist()), daemon=True)
+        reader.start()
+        reader.join(0.2)
+        assert values == []
+        probe.gate.set()
+        reader.join(LONG_S)
+    assert values == [[4.0, 3.0]]
+
+
 def test_uploads_do_not_wait_for_running_work() -> None:
     # lesson 15
     with probe.closed():

@@ -155,3 +155,9 @@ def test_sync_event_tells_how_long_the_program_was_recorded() -> None:
             torch_ltc.sync(wait=True)
         assert (x.size(), y.size()) == ((5,), (2,))
         assert 0 <= seen.syncs[0].record_s < 5
+
+
+def test_reading_a_number_is_counted_under_the_originals_name() -> None:
+    before = torch_ltc.metrics.counter_value("aten::_local_scalar_dense") or 0
+    (torch.ones(2, device="ltc") * 2).sum().item()
+    assert torch_ltc.metrics.counter_value("aten::_local_scalar_dense") == before + 1

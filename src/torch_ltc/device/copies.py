@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from torch_ltc import metrics
 from torch_ltc.config import settings
 from torch_ltc.device.fallback import run_eagerly
 from torch_ltc.device.kernels import record
@@ -19,6 +20,7 @@ from torch_ltc.runtime.recorder import recorder
 from torch_ltc.runtime.sync import read
 
 aten = torch.ops.aten
+_LOCAL_SCALAR = "aten::_local_scalar_dense"
 _INDEX = Operator(aten.index.Tensor)
 _COPY = Operator(aten.copy_.default)
 _TO_COPY = Operator(aten._to_copy.default)
@@ -145,7 +147,11 @@ def to_copy(
 
 
 def local_scalar_dense(source: torch.Tensor) -> Any:
-    """Kernel of `aten::_local_scalar_dense`: the value of a one-element tensor."""
+    """Kernel of `aten::_local_scalar_dense`: the value of a one-element tensor.
+
+    A read like any other, which no policy forbids; counted under the name by which the original counts it.
+    """
+    metrics.count(_LOCAL_SCALAR)
     return read(source, lambda real: aten._local_scalar_dense.default(real), "item")
 
 
@@ -173,5 +179,5 @@ KERNELS = {
     "aten::_copy_from": copy_from,
     "aten::_copy_from_and_resize": copy_from_and_resize,
     "aten::_to_copy": to_copy,
-    "aten::_local_scalar_dense": local_scalar_dense,
+    _LOCAL_SCALAR: local_scalar_dense,
 }

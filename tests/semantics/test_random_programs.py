@@ -1,0 +1,164 @@
+"""Random programs against eager: gradients, failures on both backends, cuts at every place."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+import torch_ltc
+from tests.semantics.support import assert_same, lazy
+from tests.semantics.test_aliasing import run_on_device
+from torch_ltc.config import settings
+from torch_ltc.errors import LtcError, PoisonedTensorError
+
+pytestmark = pytest.mark.usefixtures("no_fallback")
+
+PURE: list[Callable[[Tensor], Tensor]] = [
+    torch.sin,
+    torch.tanh,
+    lambda x: x * 2,
+    lambda x: x.exp().clamp(max=3),
+    lambda x: x.t() if x.dim() == 2 else x.clone(),
+    lambda x: x.flatten(),
+    lambda x: x[..., 1:] if x.dim() and x.size(-1) > 1 else x.clone(),
+    lambda x: x.reshape(-1)[:4],
+    lambda x: x.unsqueeze(0),
+    lambda x: x.sum(-1, keepdim=True) if x.dim() else x.clone(),
+    lambda x: x.softmax(-1) if x.dim() else x.clone(),
+    lambda x: F.dropout(x, 0.3),
+    lambda x: x.std(-1) if x.dim() and x.size(-1) > 1 else x.clone(),
+    lambda x: torch.cat([x.flatten(), x.flatten()]),
+]
+IN_PLACE: list[Callable[[Tensor], object]] = [
+    lambda x: x.mul_(0.5),
+    lambda x: x.add_(1),
+    lambda x: x.tanh_(),
+    lambda x: x.select(0, 0).mul_(2) if x.dim() and x.size(0) else x.mul_(2),
+    lambda x: x.add_(torch.randn((), device=x.device)),
+]
+
+
+def grow(seed: int, device: str, read: bool) -> tuple[list[Tensor], list[Tensor]]:
+    """Leaves and all tensors of a random program of the seed."""
+    choose = random.Random(seed)
+    torch.manual_seed(seed)
+    leaves = [
+        torch.linspace(-1, 1, 12).view(3, 4).to(device).requires_grad_(),
+        torch.linspace(0, 2, 6).view(2, 3).to(device).requires_grad_(),
+    ]
+    pool = list(leaves)
+    for _ in range(14):
+        kind, x = choose.random(), choose.choice(pool)
+        if kind < 0.55:
+            pool.append(choose.choice(PURE)(x))
+        elif kind < 0.75:
+            x = x * 1 if x.is_leaf or x._is_view() else x
+            pool.append(x)
+            choose.choice(IN_PLACE)(x)
+        elif kind < 0.9:
+            pool.append(x.flatten()[:2] * choose.choice(pool).flatten()[:1])
+        elif read and kind < 0.95:
+            x.sum().item()
+        elif read:
+            torch_ltc.sync()
+    return leaves, pool
+
+
+def with_gradients(seed: int, device: str, read: bool) -> Any:
+    """Every tensor of the program and the gradients of its leaves, or the words in which autograd refuses."""
+    leaves, pool = grow(seed, device, read)
+    terms = [value.sum() * (place + 1) for place, value in enumerate(pool)]
+    try:
+        torch.stack(terms).sum().backward()
+    except RuntimeError as error:
+        return [value.detach() for value in pool], str(error)[:60]
+    return [value.detach() for value in pool], [leaf.grad for leaf in leaves]
+
+
+@pytest.mark.parametrize("read", [False, True])
+def test_gradients_of_random_programs_equal_eager(read: bool) -> None:
+    # lessons 1, 2 and 3
+    refused = 0
+    for seed in range(80):
+        expected = with_gradients(seed, "cpu", read)
+        refused += isinstance(expected[1], str)
+        for _ in range(2):
+            assert_same(with_gradients(seed, "ltc", read), expected, exact=False)
+    assert refused < 60, "most programs must have gradients to compare"
+
+
+def failing_program(seed: int, flags: list[Tensor], state: list[Tensor]) -> list[Tensor]:
+    """In-place updates, draws and look-ups of which some fail, as the flags say."""
+    choose = random.Random(seed)
+    made: list[Tensor] = []
+    for _ in range(10):
+        kind, x, y = choose.random(), choose.choice(state + made), choose.choice(state + made)
+        if kind < 0.2:
+            x.add_(1)
+        elif kind < 0.35:
+            x[1:].mul_(2)
+        elif kind < 0.5:
+            made.append(x * 2 + y)
+        elif kind < 0.7:
+            made.append(F.embedding(choose.choice(flags), torch.arange(12.0, device="ltc").view(3, 4)).view(4))
+        elif kind < 0.8:
+            x.copy_(y)
+        elif kind < 0.9:
+            made.append(torch.rand(4, device="ltc") + x)
+        else:
+            x.sub_(torch.ones(4, dtype=torch.int64, device="ltc") // (flags[0] - 7))
+    return made
+
+
+def read_or_lost(tensor: Tensor) -> object:
+    try:
+        return tensor.tolist()
+    except PoisonedTensorError:
+        return "lost"
+
+
+def outcomes(seed: int, backend: str) -> list[object]:
+    """What five steps of a failing program leave behind: errors, state, results."""
+    with settings.scope(backend=backend):
+        torch_ltc.ir_cache.reset()
+        torch.manual_seed(seed)
+        choose = random.Random(seed + 1)
+        state = [lazy(torch.full((4,), float(place))) for place in range(3)]
+        log: list[object] = []
+        for step in range(5):
+            fails = step == 3 or choose.random() < 0.15
+            flags = [lazy(torch.tensor([7 if fails and choose.random() < 0.6 else 1])) for _ in range(2)]
+            torch_ltc.sync(wait=True)
+            made = failing_program(seed, flags, state)
+            try:
+                torch_ltc.sync(wait=True)
+            except LtcError as error:
+                log.append(str(error).splitlines()[0])
+            log += [read_or_lost(tensor) for tensor in state + made]
+        return log
+
+
+def test_random_failing_programs_leave_the_same_on_both_backends() -> None:
+    # lesson 11
+    failed = 0
+    for seed in range(60):
+        interpreted = outcomes(seed, "interpreter")
+        failed += "lost" in interpreted
+        assert outcomes(seed, "torchscript") == interpreted, f"program {seed}"
+    assert failed > 20
+
+
+@pytest.mark.parametrize("bound", [1, 3, 8])
+@pytest.mark.parametrize("tree_bound", [40, 1_000_000])
+def test_random_programs_cut_at_any_place_equal_eager(bound: int, tree_bound: int) -> None:
+    # lessons 1 and 3
+    with settings.scope(pending_bound=bound, tree_bound=tree_bound):
+        for seed in range(25):
+            for _ in range(2):
+                run_on_device(seed, "in the middle")

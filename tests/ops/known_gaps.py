@@ -16,8 +16,8 @@ KNOWN_GAPS: dict[Gap, str] = {
     ("normal", "float32", None, "silent"): "eager refuses an empty out= target here, where other operators resize it",
     ("normal", "bfloat16", None, "silent"): "eager refuses an empty out= target here, where other operators resize it",
     ("tensordot", "bfloat16", None, "stride"): (
-        "mul of two tensors whose strides are ambiguous (a size of 1): the CPU kernel and the meta kernel break the tie "
-        "in different ways"
+        "mul of two tensors whose strides are ambiguous (a size of 1): the CPU kernel and the meta kernel break the "
+        "tie in different ways"
     ),
 }
 

@@ -100,7 +100,9 @@ def test_copies_keep_strides_sharing_and_identity() -> None:
     ]
     assert all(torch.equal(got, wanted) for got, wanted in zip(copy.tensors(), original.tensors(), strict=True))
     assert storage_key(copy.input) == storage_key(copy.args[0]) != storage_key(base)
-    assert copy.args[2][0] is copy.args[2][1] and copy.args[2][0].is_leaf and copy.args[2][0].requires_grad
+    assert copy.args[2][0] is copy.args[2][1]
+    assert copy.args[2][0].is_leaf
+    assert copy.args[2][0].requires_grad
     assert copy.kwargs["c"].is_conj()
     assert torch.equal(torch.rand(2, generator=copy.kwargs["generator"]), torch.rand(2, generator=generator))
 

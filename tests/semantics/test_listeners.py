@@ -82,7 +82,7 @@ def test_a_listener_on_the_worker_may_read_while_the_queue_is_full() -> None:
         stop()
         print(len(seen), value.tolist())
     """
-    assert run_script(script, timeout_s=60).strip() == "20 [20.0, 20.0]"
+    assert run_script(script, timeout_s=30).strip() == "20 [20.0, 20.0]"
 
 
 def test_a_gradient_hook_may_read_and_sync() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 
@@ -133,3 +135,15 @@ def test_the_worker_does_not_inherit_modes_of_the_caller() -> None:
         assert executor.call(torch.is_inference_mode_enabled) is False
         assert executor.call(lambda: torch.is_autocast_enabled("cpu")) is False
         assert executor.call(torch.is_grad_enabled) is True
+
+
+def test_a_failure_that_nobody_reads_is_shown_when_the_process_ends() -> None:
+    script = (
+        "import torch, torch_ltc\n"
+        "y = torch.nn.functional.embedding(torch.tensor([9]).to('ltc'), torch.ones(3, 2, device='ltc'))\n"
+        "torch_ltc.sync()\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert "nobody was told of a failure" in ended.stderr
+    assert "aten::embedding" in ended.stderr

@@ -7,6 +7,7 @@ state in which eager runs its kernels, some of which ask for it. The queue is bo
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 import warnings
@@ -114,5 +115,11 @@ class Executor:
         """This error has been raised to the user by other means."""
         self._errors = [kept for kept in self._errors if kept is not error]
 
+    def warn_unraised(self) -> None:
+        """Show errors that no sync or read was left to raise. At exit, when all work has run."""
+        for error in self._errors:
+            warnings.warn(f"at exit: nobody was told of a failure:\n{error}", LtcWarning, stacklevel=1)
+
 
 executor = Executor()
+atexit.register(executor.warn_unraised)

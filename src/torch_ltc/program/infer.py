@@ -25,8 +25,8 @@ _MEMO_BOUND = 65_536
 
 # Operators (without overload) whose meta kernel promises another layout, dtype or size than the CPU kernel gives.
 _NORMS = (
-    "native_batch_norm _native_batch_norm_legit _batch_norm_with_update _batch_norm_no_update native_layer_norm "
-    "_native_batch_norm_legit_no_training _batch_norm_with_update_functional native_group_norm _fused_rms_norm"
+    "native_batch_norm _native_batch_norm_legit _batch_norm_with_update _batch_norm_no_update _fused_rms_norm "
+    "_native_batch_norm_legit_no_training _batch_norm_with_update_functional"
 )
 _LINEAR_ALGEBRA = (
     "_fft_c2r _fft_r2c _fft_c2c cholesky_inverse lu_solve ormqr linalg_qr triangular_solve _linalg_svd linalg_eig qr "
@@ -38,6 +38,9 @@ _OTHERS = (
     "nonzero_static col2im sort abs"
 )
 CPU_INFERRED = frozenset(f"aten::{name}" for name in f"{_NORMS} {_LINEAR_ALGEBRA} {_OTHERS}".split())
+
+# Operators whose meta kernel gives statistics of half-precision inputs another dtype.
+_REDUCED_PRECISION = frozenset({"aten::native_layer_norm", "aten::native_group_norm"})
 
 # Operators whose meta kernel does not know in which memory format the CPU answers to operands that are not contiguous.
 _CONVOLUTIONS = frozenset({"aten::convolution", "aten::convolution_backward", "aten::convolution_overrideable"})
@@ -148,6 +151,8 @@ def _is_cpu_inferred(op: OpOverload, specs: Sequence[Spec]) -> bool:
     if settings.device_type != "cpu":
         return False
     name = op._schema.name
+    if name in _REDUCED_PRECISION:
+        return any(spec.dtype in (torch.bfloat16, torch.float16) for spec in specs)
     return name in CPU_INFERRED or (name in _CONVOLUTIONS and not all(spec.contiguous for spec in specs))
 
 

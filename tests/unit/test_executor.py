@@ -140,8 +140,10 @@ def test_the_worker_does_not_inherit_modes_of_the_caller() -> None:
 def test_a_failure_that_nobody_reads_is_shown_when_the_process_ends() -> None:
     script = (
         "import torch, torch_ltc\n"
+        "from torch_ltc.events import SyncReason\n"
+        "from torch_ltc.runtime.sync import cut\n"
         "y = torch.nn.functional.embedding(torch.tensor([9]).to('ltc'), torch.ones(3, 2, device='ltc'))\n"
-        "torch_ltc.sync()\n"
+        "cut(SyncReason.EXPLICIT)  # a sync would raise the error if it comes early\n"
     )
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode == 0, ended.stderr

@@ -9,11 +9,18 @@ import torch
 
 import torch_ltc
 from torch_ltc.config import settings
+from torch_ltc.device import kernels
 from torch_ltc.device.kernels import compile_kernel, is_forced, kernel_source, make_kernel
 from torch_ltc.device.library import kernel_for, overloads
 from torch_ltc.program.operator import Kind, Operator
 
 aten = torch.ops.aten
+
+
+@pytest.fixture(autouse=True)
+def own_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels made here are not registered: the table of registered ones must not learn of them."""
+    monkeypatch.setattr(kernels, "_stubs", dict(kernels._stubs))
 
 
 @pytest.fixture(autouse=True)

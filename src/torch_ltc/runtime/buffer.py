@@ -7,6 +7,7 @@ group and the sign of life in one.
 from __future__ import annotations
 
 import itertools
+from concurrent.futures import Future
 from typing import Any
 
 import torch
@@ -43,6 +44,8 @@ class Buffer:
     views: dict[Spec, int] | None = None
     views_base = -1
     input = -1
+    # The queued program that defines it or writes to it last.
+    job: Future[None] | None = None
     # Bytes that a recorded resize will make room for.
     grown_bytes = 0
     _identity = 0

@@ -35,6 +35,7 @@ class Entry:
         "refused",
         "op_counts",
         "restored",
+        "written",
         "fingerprint",
     )
 
@@ -48,6 +49,7 @@ class Entry:
         self.refused = ""
         self.op_counts = program.op_counts()
         self.restored = inputs_to_restore(program)
+        self.written = tuple(sorted(written_inputs(program, len(program.instructions))))
         self.fingerprint = b""
 
 
@@ -111,24 +113,27 @@ def may_fail(call: Call) -> bool:
     return not returns or any(item.kind is not ReturnKind.VIEW for item in returns)
 
 
-def inputs_to_restore(program: Program) -> tuple[int, ...]:
-    """Positions of the inputs that the program writes to before its last call that may fail."""
-    calls = program.calls
-    last = max((i for i, call in enumerate(calls) if may_fail(call)), default=-1)
-    inputs = program.inputs
-    buffer_of_value: dict[int, int] = {i.number: i.buffer for i in inputs}
+def written_inputs(program: Program, calls: int) -> set[int]:
+    """Input buffers that the first `calls` calls of the program write to."""
+    buffer_of_value: dict[int, int] = {i.number: i.buffer for i in program.inputs}
     written: set[int] = set()
-    for position, call in enumerate(calls):
+    for call in program.calls[:calls]:
         for item, number in zip(call.flat_returns, call.numbers, strict=True):
             operand = call.operands[item.operand] if item.operand >= 0 and number >= 0 else -1
             if operand in buffer_of_value:
                 buffer_of_value[number] = buffer_of_value[operand]
-        if position < last:
-            written.update(buffer_of_value[n] for n in call.mutated if n in buffer_of_value)
+        written.update(buffer_of_value[n] for n in call.mutated if n in buffer_of_value)
+    return written
+
+
+def inputs_to_restore(program: Program) -> tuple[int, ...]:
+    """Positions of the inputs that the program writes to before its last call that may fail."""
+    calls = program.calls
+    last = max((i for i, call in enumerate(calls) if may_fail(call)), default=0)
     first: dict[int, int] = {}
-    for position, instruction in enumerate(inputs):
+    for position, instruction in enumerate(program.inputs):
         first.setdefault(instruction.buffer, position)
-    return tuple(first[buffer] for buffer in sorted(written))
+    return tuple(first[buffer] for buffer in sorted(written_inputs(program, last)))
 
 
 def fingerprint(program: Program) -> bytes:

@@ -37,8 +37,18 @@ class Executor:
         self._errors: list[LtcError] = []
         self._notes: list[str] = []
 
-    def submit(self, work: Callable[[], Result]) -> Future[Result]:
-        """Queue `work`; waits while `queue_bound` items are queued. From the worker itself, runs it at once."""
+    def wait_for_room(self) -> None:
+        """Return when fewer than `queue_bound` items are queued. On the worker itself, at once."""
+        if threading.get_ident() != self._worker:
+            with self._room:
+                self._room.wait_for(self.has_room)
+
+    def has_room(self) -> bool:
+        """True when an item may be queued without waiting."""
+        return self._waiting < settings.queue_bound
+
+    def submit(self, work: Callable[[], Result], *, wait: bool = True) -> Future[Result]:
+        """Queue `work`, after waiting for room with `wait`. From the worker itself, runs it at once."""
         if threading.get_ident() == self._worker:
             done: Future[Result] = Future()
             done.set_result(work())
@@ -51,8 +61,9 @@ class Executor:
         pool = self._pool
         if pool is None:
             pool = self._pool = ThreadPoolExecutor(1, "torch_ltc")
+        if wait:
+            self.wait_for_room()
         with self._room:
-            self._room.wait_for(lambda: self._waiting < settings.queue_bound)
             self._waiting += 1
         threads = torch.get_num_threads()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -79,35 +79,50 @@ def pending_entry(outputs: list[Buffer]) -> tuple[Entry, bool]:
 
 def cut(reason: SyncReason) -> None:
     """Queue the pending program, if there is one, and begin the next."""
+    _make_room()
     with recorder.lock:
         if recorder.empty:
             return
-        began = recorder.started
+        record_s = time.perf_counter() - recorder.started
         outputs = live_outputs()
         entry, known = pending_entry(outputs)
-        for listener in synced_programs:
-            listener(entry)
         inputs, scalars = recorder.inputs, recorder.scalars
-        for buffer in outputs:
-            buffer.views = None
-        if has_listeners(SyncEvent):
-            emit(
-                SyncEvent(
-                    reason=reason,
-                    instructions=len(entry.program.instructions),
-                    inputs=len(entry.program.inputs),
-                    outputs=len(outputs),
-                    program=entry.program.identity,
-                    known=known,
-                    record_s=time.perf_counter() - began,
-                    source=None if known else str(current_source()),
-                )
-            )
         recorder.reset()
         _keep_tree_bounded()
         # As they are now: a scope that is left before the program runs still counts.
         backend, hot_after = settings.backend, settings.hot_after
-        executor.submit(lambda: _run(entry, inputs, scalars, outputs, backend, hot_after))
+        job = executor.submit(lambda: _run(entry, inputs, scalars, outputs, backend, hot_after), wait=False)
+        for buffer in (*outputs, *(inputs[i] for i in entry.written)):
+            buffer.views = None
+            buffer.job = job
+    # Last: what listeners record or read belongs to the next program.
+    _tell(entry, reason, known, len(outputs), record_s)
+
+
+def _tell(entry: Entry, reason: SyncReason, known: bool, outputs: int, record_s: float) -> None:
+    if has_listeners(SyncEvent):
+        program = entry.program
+        source = None if known else str(current_source(2))
+        size = len(program.instructions)
+        emit(SyncEvent(reason, size, len(program.inputs), outputs, program.identity, known, record_s, source))
+    for listener in synced_programs:
+        listener(entry)
+
+
+def _make_room() -> None:
+    """Wait while the queue is full, without the lock: the worker may need it to go on."""
+    if executor.has_room():
+        return
+    lock: Any = recorder.lock
+    if not lock._is_owned():
+        executor.wait_for_room()
+        return
+    # Inside a kernel or a read. Whoever comes here looks at the recorder anew afterwards.
+    held = lock._release_save()
+    try:
+        executor.wait_for_room()
+    finally:
+        lock._acquire_restore(held)
 
 
 def _keep_tree_bounded() -> None:
@@ -258,19 +273,15 @@ def touched(buffer: Buffer) -> bool:
 
 
 def read(tensor: torch.Tensor, use: Callable[[torch.Tensor], Result], what: str) -> Result:
-    """`use(physical tensor)` on the executor's thread, after everything that was recorded on the tensor has run."""
+    """`use(physical tensor)`, after everything that was recorded on the tensor has run."""
     return read_buffer(buffer_of(tensor), spec_of(tensor), use, what)
 
 
 def read_buffer(buffer: Buffer, spec: Spec, use: Callable[[torch.Tensor], Result], what: str) -> Result:
     """As `read`, for a buffer seen with geometry `spec`."""
     began = time.perf_counter()
-    with recorder.lock:
-        if touched(buffer):
-            cut(SyncReason.READ)
-        future = executor.submit(lambda: use(physical(buffer, spec)))
     try:
-        result = future.result()
+        result = _read(buffer, spec, use)
     except LtcError as error:
         executor.forget(error)
         raise
@@ -282,9 +293,25 @@ def read_buffer(buffer: Buffer, spec: Spec, use: Callable[[torch.Tensor], Result
     return result
 
 
+def _read(buffer: Buffer, spec: Spec, use: Callable[[torch.Tensor], Result]) -> Result:
+    with recorder.lock:
+        if touched(buffer):
+            cut(SyncReason.READ)
+        job = buffer.job
+        if job is None or job.done():
+            # Nothing that is queued writes to it, and nothing can be queued while the lock is held.
+            buffer.job = None
+            with torch._C._AutoDispatchBelowAutograd():
+                return use(physical(buffer, spec))
+        future = executor.submit(lambda: use(physical(buffer, spec)), wait=False)
+    return future.result()
+
+
 def physical(buffer: Buffer, spec: Spec) -> torch.Tensor:
-    """The buffer's physical tensor; on the executor's thread. Raises the error that lost it: the first time that error
-    itself, later a note that it was raised before."""
+    """The buffer's physical tensor, when what defines it has run.
+
+    Raises the error that lost it: the first time that error itself, later a note that it was raised before.
+    """
     if buffer.error is not None:
         if executor.unseen(buffer.error):
             raise buffer.error

@@ -34,6 +34,7 @@ def line_number() -> int:
 @pytest.mark.usefixtures("backend")
 def test_failing_call_is_named_with_its_shapes_and_the_users_line() -> None:
     # lesson 11
+    torch_ltc.ir_cache.reset()
     for _ in range(3):
         index = lazy(torch.tensor([1, 9]))
         rows = F.embedding(index, table())
@@ -48,6 +49,20 @@ def test_failing_call_is_named_with_its_shapes_and_the_users_line() -> None:
         assert f"{__file__}:{line}" in str(error)
         assert isinstance(error.__cause__, (IndexError, RuntimeError))
         del rows
+
+
+def test_failing_call_is_named_with_its_own_line_when_another_line_records_the_same_program() -> None:
+    # lesson 11: the two lines share their place in the tree of programs.
+    rows, good, bad = lazy(torch.ones(5, 3), torch.tensor([1]), torch.tensor([9]))
+    torch_ltc.sync(wait=True)
+    first = F.embedding(good, rows)
+    torch_ltc.sync(wait=True)
+    second = F.embedding(bad, rows)
+    line = line_number() - 1
+    with pytest.raises(ExecutionError) as caught:
+        torch_ltc.sync(wait=True)
+    assert f"test_failures.py:{line} " in str(caught.value)
+    assert first.numel() == second.numel()
 
 
 @pytest.mark.usefixtures("backend")

@@ -106,6 +106,7 @@ def test_the_tenth_identical_layer_infers_nothing(monkeypatch: pytest.MonkeyPatc
 
 
 def test_each_instruction_knows_the_users_line() -> None:
+    torch_ltc.ir_cache.reset()
     x = torch.zeros(2).to("ltc")
     y = x.cosh().sinh()
     z = torch.nn.functional.softplus(y)
@@ -117,6 +118,7 @@ def test_each_instruction_knows_the_users_line() -> None:
 
 
 def test_instructions_of_backward_name_the_line_that_called_it() -> None:
+    torch_ltc.ir_cache.reset()
     x = torch.ones(2, device="ltc", requires_grad=True)
     loss = x.asinh().sum()
     torch_ltc.sync(wait=True)

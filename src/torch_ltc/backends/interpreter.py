@@ -26,6 +26,7 @@ from torch_ltc.program.instruction import (
     Value,
 )
 from torch_ltc.program.render import program_text
+from torch_ltc.program.source import Source
 from torch_ltc.program.spec import spec_of
 
 
@@ -109,7 +110,8 @@ class Interpretation(Computation):
             except _Lost as lost:
                 self._lose(step.call, values, lost.error)
             except Exception as error:
-                failure = _failure(step.call, values, error)
+                source = arguments.sources.get(id(step.call), step.call.source)
+                failure = _failure(step.call, values, error, source)
                 failures.append(failure)
                 self._lose(step.call, values, failure)
             for number in step.dead:
@@ -203,11 +205,11 @@ def memory_roots(program: Program) -> list[int]:
     return roots
 
 
-def _failure(call: Call, values: list[Any], error: Exception) -> LtcError:
+def _failure(call: Call, values: list[Any], error: Exception, source: Source) -> LtcError:
     if isinstance(error, LtcError):
         return error
     shapes = [repr(spec_of(values[n])) if isinstance(values[n], torch.Tensor) else "?" for n in call.operands]
     what = f"{call.name} failed when its program ran: {error}"
-    failure = ExecutionError(what, op=call.name, input_shapes=shapes, source=str(call.source))
+    failure = ExecutionError(what, op=call.name, input_shapes=shapes, source=str(source))
     failure.__cause__ = error
     return failure

@@ -55,6 +55,8 @@ def finish(child: Any, operator: Operator, values: tuple[Any, ...]) -> Any:
         recorder.take_numbers(child, operator, values)
     if operator.random:
         recorder.random = True
+    if operator.located:
+        recorder.note_line(child)
     first = recorder.step(child)
     return make_results(child, operator, values, first)
 
@@ -241,12 +243,13 @@ def _result_lines(operator: Operator, values: str) -> list[str]:
     pad = " " * 12
     schema = operator.op._schema
     settle = [f"{pad}if numbers:", f"{pad}    recorder.take_numbers(child, operator, {values})"]
+    note = [f"{pad}recorder.note_line(child)"] if operator.located else []
     written = [a for a in operator.arguments if a.written]
     if len(schema.returns) != 1:
         return [f"{pad}return finish(child, operator, {values})"]
     alias_info = schema.returns[0].alias_info
     if len(written) == 1 and written[0].kind is Kind.TENSOR and alias_info is not None and alias_info.is_write:
-        return [*settle, f"{pad}recorder.node = child", f"{pad}return {_name(written[0])}"]
+        return [*settle, *note, f"{pad}recorder.node = child", f"{pad}return {_name(written[0])}"]
     if str(schema.returns[0].type) != "Tensor" or written:
         return [f"{pad}return finish(child, operator, {values})"]
     if alias_info is None:
@@ -255,6 +258,7 @@ def _result_lines(operator: Operator, values: str) -> list[str]:
             f"{pad}size = child.size",
             f"{pad}if size is None:",
             f"{pad}    return finish(child, operator, {values})",
+            *note,
             # No call between these: an interrupt cannot leave one done and the other not.
             f"{pad}recorder.node = child",
             f"{pad}number = recorder.count",

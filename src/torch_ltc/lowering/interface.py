@@ -7,13 +7,14 @@ Inputs that the program writes to are written in place.
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from torch_ltc.errors import LtcError
 from torch_ltc.program.instruction import Program
+from torch_ltc.program.source import Source
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,8 @@ class Arguments:
     scalars: Sequence[object]
     generator: torch.Generator
     device: torch.device
+    # Where calls that may fail were recorded this time, by the identity of the call.
+    sources: Mapping[int, Source] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

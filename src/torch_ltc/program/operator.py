@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch._ops import OpOverload
 
+from torch_ltc.program.safety import operator_may_fail
+
 
 class Kind(enum.Enum):
     """What the recorder does with an argument."""
@@ -84,6 +86,7 @@ class Operator:
         "generator_position",
         "positional",
         "checks_numbers",
+        "located",
     )
 
     def __init__(self, op: OpOverload) -> None:
@@ -99,6 +102,8 @@ class Operator:
         self.returns = len(schema.returns)
         # Lists of tensors are slow to check, and their operators refuse no number.
         self.checks_numbers = op.namespace == "aten" and "_foreach_" not in self.name and "_fused_" not in self.name
+        # Whether each recording notes its line, for the error that a call of it may raise.
+        self.located = operator_may_fail(schema.name, schema)
         self.positional = sum(not a.keyword_only for a in self.arguments)
         self.written = tuple(i for i, a in enumerate(self.arguments) if a.written)
 

@@ -30,7 +30,7 @@ from torch_ltc.program.instruction import (
     flatten_returns,
 )
 from torch_ltc.program.operator import DEFAULT, Kind, Operator
-from torch_ltc.program.source import UNKNOWN, current_source
+from torch_ltc.program.source import UNKNOWN, Source, current_source
 from torch_ltc.program.spec import Spec, spec_of
 from torch_ltc.program.tree import Key, Node, Tree
 from torch_ltc.runtime.buffer import Buffer, buffer_of, new_buffer, physical_device
@@ -89,6 +89,7 @@ class Recorder:
         "lock",
         "on_full",
         "bound",
+        "lines",
     )
 
     def __init__(self) -> None:
@@ -111,6 +112,9 @@ class Recorder:
         self.buffers.clear()
         self.inputs: list[Buffer] = []
         self.scalars: list[Any] = []
+        # The present line of each call that may fail, by the identity of its instruction: the line kept with the
+        # instruction is that of its first recording.
+        self.lines: dict[int, Source] = {}
         self.numbers.clear()
         self.random = False
         self.started = 0.0
@@ -312,6 +316,10 @@ class Recorder:
         """What would come of the call; nothing is recorded."""
         tensors = operand_tensors(operator, values)
         return self._infer(operator, values, [spec_of(t) for t in tensors], storage_groups(tensors), ())
+
+    def note_line(self, child: Node) -> None:
+        """Remember the line that records this call now."""
+        self.lines[id(child.instruction)] = current_source(2)
 
     def take_numbers(self, child: Node, operator: Operator, values: tuple[Any, ...]) -> None:
         """The call has numbers: make them inputs of the program, unless they are wrong."""

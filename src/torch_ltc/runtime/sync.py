@@ -28,7 +28,7 @@ from torch_ltc.lowering.interface import Arguments, Computation, Outcome
 from torch_ltc.lowering.registry import registry
 from torch_ltc.program.instruction import Program
 from torch_ltc.program.references import held_elsewhere
-from torch_ltc.program.source import current_source
+from torch_ltc.program.source import Source, current_source
 from torch_ltc.program.spec import Spec, keep_bounded, spec_of
 from torch_ltc.program.tree import Node
 from torch_ltc.runtime.buffer import Buffer, buffer_of, physical_device, poisoned
@@ -86,12 +86,12 @@ def cut(reason: SyncReason) -> None:
         record_s = time.perf_counter() - recorder.started
         outputs = live_outputs()
         entry, known = pending_entry(outputs)
-        inputs, scalars = recorder.inputs, recorder.scalars
+        inputs, scalars, lines = recorder.inputs, recorder.scalars, recorder.lines
         recorder.reset()
         _keep_tree_bounded()
         # As they are now: a scope that is left before the program runs still counts.
         backend, hot_after = settings.backend, settings.hot_after
-        job = executor.submit(lambda: _run(entry, inputs, scalars, outputs, backend, hot_after), wait=False)
+        job = executor.submit(lambda: _run(entry, inputs, scalars, lines, outputs, backend, hot_after), wait=False)
         for buffer in (*outputs, *(inputs[i] for i in entry.written)):
             buffer.views = None
             buffer.job = job
@@ -155,11 +155,17 @@ settings.watch("pending_bound", _bound_changed)
 
 
 def _run(
-    entry: Entry, inputs: list[Buffer], scalars: list[object], outputs: list[Buffer], backend: str, hot_after: int
+    entry: Entry,
+    inputs: list[Buffer],
+    scalars: list[object],
+    lines: dict[int, Source],
+    outputs: list[Buffer],
+    backend: str,
+    hot_after: int,
 ) -> None:
     """Run one program and install its results."""
     try:
-        outcome = execute_entry(entry, _arguments(entry.program, inputs, scalars), backend, hot_after)
+        outcome = execute_entry(entry, _arguments(entry.program, inputs, scalars, lines), backend, hot_after)
     except Exception as error:
         outcome = _all_lost(entry, error)
     for failure in outcome.failures:
@@ -179,7 +185,7 @@ def _all_lost(entry: Entry, error: Exception) -> Outcome:
     return Outcome([lost] * len(entry.program.outputs), [lost])
 
 
-def _arguments(program: Program, inputs: list[Buffer], scalars: list[object]) -> Arguments:
+def _arguments(program: Program, inputs: list[Buffer], scalars: list[object], lines: dict[int, Source]) -> Arguments:
     device = physical_device()
     tensors: list[torch.Tensor | LtcError] = []
     for instruction in program.inputs:
@@ -187,7 +193,7 @@ def _arguments(program: Program, inputs: list[Buffer], scalars: list[object]) ->
         tensors.append(
             poisoned(buffer.error) if buffer.error is not None else buffer.physical(instruction.spec, device)
         )
-    return Arguments(tensors, scalars, device_random.generator, device)
+    return Arguments(tensors, scalars, device_random.generator, device, lines)
 
 
 def execute_entry(entry: Entry, arguments: Arguments, backend: str, hot_after: int) -> Outcome:

@@ -281,6 +281,7 @@ def test_pinned_memory_is_a_plain_copy_where_the_physical_device_is_the_cpu() ->
     assert pinned.to("ltc").tolist() == [0.0, 1.0, 2.0]
 
 
+@pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")
 def test_profiler_and_inference_mode_and_no_grad() -> None:
     x = torch.ones(2, device="ltc", requires_grad=True)
     with torch.no_grad():

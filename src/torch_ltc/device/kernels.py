@@ -110,7 +110,8 @@ def make_kernel(op: OpOverload) -> Kernel:
     namespace["specialise"] = specialise
     namespace.update({f"d{i}": a.default for i, a in enumerate(operator.arguments)})
     stub = FunctionType(_STUB, namespace, operator.name)
-    _stubs[operator.name] = (stub, operator)
+    # The first one is the dispatcher's.
+    _stubs.setdefault(operator.name, (stub, operator))
     return stub
 
 

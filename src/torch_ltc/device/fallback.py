@@ -28,7 +28,6 @@ from torch_ltc.runtime.recorder import recorder
 from torch_ltc.runtime.sync import cut, physical
 
 _warned: set[str] = set()
-# Reading a value is what `_local_scalar_dense` is for: a sync, but nothing to warn about.
 
 
 def is_lazy(value: object) -> bool:

@@ -129,15 +129,6 @@ def _eager_kernel(operator: Operator, reason: str) -> Kernel:
     return kernel
 
 
-def general_kernel(operator: Operator) -> Kernel:
-    """A kernel that records the general way, for operators with something special about them."""
-
-    def kernel(*args: Any, **kwargs: Any) -> Any:
-        return record(operator, operator.values(args, kwargs))
-
-    return kernel
-
-
 def on_cpu(op: OpOverload, ours: Kernel) -> Kernel:
     """`ours` when programs run on the CPU, else PyTorch's own composition."""
 

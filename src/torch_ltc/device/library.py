@@ -8,7 +8,7 @@ import torch
 from torch._ops import OpOverload
 
 from torch_ltc.device import composites, copies, random_ops, recurrent, views
-from torch_ltc.device.fallback import is_lazy, run_eagerly
+from torch_ltc.device.fallback import run_eagerly
 from torch_ltc.device.kernels import Kernel, make_kernel, record
 from torch_ltc.program.operator import Operator
 
@@ -108,4 +108,4 @@ def register_kernels() -> None:
         everything.fallback(key, _other_layout, False)
 
 
-__all__ = ["is_lazy", "kernel_for", "overloads", "register_kernels"]
+__all__ = ["kernel_for", "overloads", "register_kernels"]

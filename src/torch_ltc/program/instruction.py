@@ -9,7 +9,6 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 from torch._ops import OpOverload
 
@@ -193,10 +192,3 @@ class Program:
         for call in self.calls:
             counts[call.name] = counts.get(call.name, 0) + 1
         return counts
-
-
-def map_operands(template: object, change: Any) -> object:
-    """`template` with `change` applied to each leaf; lists and tuples keep their kind."""
-    if isinstance(template, (list, tuple)):
-        return type(template)(map_operands(item, change) for item in template)
-    return change(template)

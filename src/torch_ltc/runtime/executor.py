@@ -1,6 +1,6 @@
 """One worker thread per process that runs queued work on the physical device, in order.
 
-Everything that touches physical tensors runs here: programs, reads, eager fallbacks. The worker's thread-local state
+Programs, eager fallbacks and reads of what is still queued run here. The worker's thread-local state
 is clean: no autocast, no function transforms of the user's thread. It runs below autograd, with grad mode on: the
 state in which eager runs its kernels, some of which ask for it. The queue is bounded.
 """

@@ -11,18 +11,32 @@ from torch_ltc.device import registration as _registration  # refuses a PyTorch 
 
 # isort: split
 from torch_ltc import closures, computation, config, debug, errors, events, ir_cache, metrics
-from torch_ltc.api import get_tensor_id, mark_step, save, sync, sync_multi, to_cpu, wait_device_ops
+from torch_ltc.api import (
+    get_tensor_id,
+    mark_step,
+    register_backend,
+    save,
+    sync,
+    sync_multi,
+    to_cpu,
+    use_backend,
+    wait_device_ops,
+)
 from torch_ltc.backends.interpreter import InterpreterBackend as _InterpreterBackend
+from torch_ltc.backends.null import NullBackend as _NullBackend
 from torch_ltc.backends.torchscript import TorchScriptBackend as _TorchScriptBackend
 from torch_ltc.closures import add_step_closure, run_step_closures
 from torch_ltc.device.setup import set_up as _set_up
 from torch_ltc.extract_compiled_graph import extract_compiled_graph
+from torch_ltc.lowering.interface import Backend, Form
 from torch_ltc.lowering.registry import registry as _registry
 
 __version__ = "0.1.0"
 
 __all__ = [
     "__version__",
+    "Backend",
+    "Form",
     "add_step_closure",
     "closures",
     "computation",
@@ -35,16 +49,21 @@ __all__ = [
     "ir_cache",
     "mark_step",
     "metrics",
+    "register_backend",
     "run_step_closures",
     "save",
     "sync",
     "sync_multi",
     "to_cpu",
+    "use_backend",
     "wait_device_ops",
 ]
 
-_registry.register(_InterpreterBackend(), reference=True)
-_registry.register(_TorchScriptBackend())
+_registry.register(_InterpreterBackend(), reference=True, origin="in the box")
+_registry.register(_TorchScriptBackend(), origin="in the box")
+_registry.register(_NullBackend(), origin="in the box")
+_registry.promise("inductor", "torch_ltc.backends.inductor:InductorBackend")
+_registry.promise("xla", "torch_ltc.backends.xla:XlaBackend")
 config.settings.watch("backend", lambda: _registry.check(config.settings.backend))
 _registry.check(config.settings.backend)
 _registration.register_name(_module)

@@ -9,9 +9,14 @@ import torch
 from torch.utils import _pytree as pytree
 
 from torch_ltc.closures import run_step_closures
+from torch_ltc.config import settings
 from torch_ltc.errors import LtcError
+from torch_ltc.events import SyncReason
+from torch_ltc.lowering.interface import Backend
+from torch_ltc.lowering.registry import registry
 from torch_ltc.runtime import sync as runtime
 from torch_ltc.runtime.buffer import buffer_of
+from torch_ltc.runtime.sync import cut
 
 
 def sync(wait: bool = False) -> None:
@@ -22,6 +27,43 @@ def sync(wait: bool = False) -> None:
     """
     runtime.sync(wait)
     run_step_closures()
+
+
+class use_backend:
+    """Choose the backend that compiles programs: `use_backend("inductor")`, or for a block, `with use_backend(...):`.
+
+    Takes a name, or a `Backend` object or class, which is registered first if it is not yet. Programs recorded before
+    the call keep the backend they had. Tensors stay as they are.
+    """
+
+    def __init__(self, backend: str | Backend | type[Backend]) -> None:
+        self._before = (settings.backend, settings.origin("backend"))
+        cut(SyncReason.EXPLICIT)
+        settings.backend = backend if isinstance(backend, str) else _registered(backend)
+        self.name = settings.backend
+
+    def __enter__(self) -> Backend:
+        return registry.get(self.name)
+
+    def __exit__(self, *raised: object) -> None:
+        cut(SyncReason.EXPLICIT)
+        settings.backend = self._before[0]
+
+    def __repr__(self) -> str:
+        return f"use_backend({self.name!r})"
+
+
+def _registered(backend: Backend | type[Backend]) -> str:
+    name = getattr(backend, "name", "")
+    known = registry.get(name) if name in registry.names() else None
+    if known is not None and (known is backend or type(known) is backend):
+        return name
+    return registry.register(backend).name
+
+
+def register_backend(backend: Backend | type[Backend]) -> Backend:
+    """Make a backend known under its name. Packages do the same with an entry point "torch_ltc.backends"."""
+    return registry.register(backend)
 
 
 def mark_step(device: str = "", wait: bool = False) -> None:

@@ -117,7 +117,16 @@ SETTINGS: Mapping[str, Setting] = {
             "backend",
             "torchscript",
             "LTC_BACKEND",
-            "The backend that compiles hot programs: 'interpreter' or 'torchscript'.",
+            "The backend that compiles hot programs: 'interpreter', 'torchscript', 'inductor', 'xla', 'null', or "
+            "another that is installed.",
+        ),
+        Setting(
+            "backend_failure",
+            "warn",
+            "LTC_BACKEND_FAILURE",
+            "What to do when a backend cannot compile or run a program or one of its calls: 'warn' and run that part "
+            "with PyTorch's kernels, or raise an 'error'.",
+            choices=("warn", "error"),
         ),
         Setting(
             "device_type",
@@ -219,6 +228,7 @@ class Settings:
     """
 
     backend: str
+    backend_failure: Literal["warn", "error"]
     device_type: Literal["cpu", "cuda"]
     device_ordinal: int
     fallback: Literal["allow", "warn", "error"]

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 import torch
 
 from torch_ltc.config import settings
+from torch_ltc.lowering.lower import functional_form, lower
 from torch_ltc.lowering.registry import registry
 from torch_ltc.program.instruction import Program
 from torch_ltc.program.render import program_dot, program_text
 from torch_ltc.program.source import is_user_file
-from torch_ltc.runtime.buffer import physical_device
 from torch_ltc.runtime.cache import Entry, fingerprint
-from torch_ltc.runtime.pending import pending_program
+from torch_ltc.runtime.pending import pending_numbers, pending_program
 from torch_ltc.runtime.sync import synced_programs
 
 _file_lock = threading.Lock()
@@ -23,22 +23,33 @@ _file_lock = threading.Lock()
 
 def dump_ir(tensors: Sequence[torch.Tensor], ir_format: str = "text") -> str:
     """The pending program up to here, with these tensors as its outputs: as "text" or in the "backend"'s own form."""
-    return program_form(pending_program(tensors), ir_format)
+    return program_form(pending_program(tensors), ir_format, pending_numbers())
 
 
 def render_ir_graph(tensors: Sequence[torch.Tensor]) -> str:
     """The pending program up to here as a dot graph, with these tensors as its outputs."""
-    return program_form(pending_program(tensors), "dot")
+    return program_form(pending_program(tensors), "dot", [])
 
 
-def program_form(program: Program, form: str) -> str:
-    """The program as "text", "dot" or "backend"."""
+def dump_passes(tensors: Sequence[torch.Tensor], backend: str | None = None) -> str:
+    """The pending program as recorded, in functional form, and after each pass over it, as the backend asks for it."""
+    program = pending_program(tensors)
+    pages = [("recorded", program)]
+    chosen = registry.get(backend or settings.backend)
+    functional_form(chosen, program, pending_numbers(), set(), lambda name, made: pages.append((name, made)))
+    return "\n".join(f"---- {name}: {len(made.calls)} calls\n{program_text(made)}" for name, made in pages)
+
+
+def program_form(program: Program, form: str, numbers: list[object]) -> str:
+    """The program as "text", "dot" or "backend"; a backend may want to know its run-time numbers."""
     if form == "text":
         return program_text(program)
     if form == "dot":
         return program_dot(program)
     if form == "backend":
-        return registry.get(settings.backend).compile(program, physical_device()).to_string()
+        backend = registry.get(settings.backend)
+        computation = lower(backend, program, numbers, set(), strict=False).computation
+        return backend.get_computation_backend_text(computation)
     raise ValueError(f"there is no program format {form!r}; use 'text', 'dot' or 'backend'")
 
 
@@ -50,7 +61,7 @@ def _save(entry: Entry) -> None:
     frames = [frame for frame in reversed(traceback.extract_stack()) if is_user_file(frame.filename)]
     stack = "\n".join(f"  {frame.name} ({frame.filename}:{frame.lineno})" for frame in frames)
     digest = fingerprint(entry.program).hex()
-    graph = program_form(entry.program, settings.save_tensors_format)
+    graph = program_form(entry.program, settings.save_tensors_format, entry.latest)
     text = f"[ScheduleSyncTensorsGraph]\nPython Stacktrace:\n{stack}\n\nHashes: ({digest})\n\n"
     with _file_lock, open(path, "a", encoding="utf-8") as file:
         file.write(f"{text}## BEGIN_GRAPH\n{graph}## END_GRAPH\n\n")

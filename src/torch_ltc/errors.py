@@ -128,6 +128,24 @@ class CompileError(BackendError):
     """
 
 
+class VerifyError(BackendError):
+    """A program is not well formed.
+
+    When: a pass over programs, of the package or of a backend, made one that uses a value before it is defined, writes
+    where it must not, or does not fit an operator's schema; checked in tests and by `torch_ltc.program.verify`. What
+    to do: correct the pass; the message shows the instruction.
+    """
+
+
+class UnsupportedCallError(CompileError):
+    """A program has a call that its backend has no rule for, and the setting `backend_failure` forbids to run it apart.
+
+    When: a program has become hot. The operator and the line that recorded it are named. What to do: allow PyTorch's
+    own kernel for that call with `settings.backend_failure = "warn"`, add a rule to the backend, or replace the
+    operator.
+    """
+
+
 class UnknownBackendError(BackendError, ValueError):
     """A backend was named that is not registered.
 
@@ -171,6 +189,14 @@ class FallbackWarning(LtcWarning):
 
     When: `fallback` is "warn"; once per operation and process, with the user's line. What to do: nothing if the
     step is fast enough; otherwise replace the operation, or set `settings.fallback = "allow"` to silence it.
+    """
+
+
+class BackendWarning(LtcWarning):
+    """A backend could not compile or run a program, or part of it, and PyTorch's own kernels ran it instead.
+
+    When: `backend_failure` is "warn"; once per program. Backend, operator and line are named. What to do: nothing if
+    the step is fast enough; the results are right either way. `settings.backend_failure = "error"` raises instead.
     """
 
 

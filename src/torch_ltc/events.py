@@ -24,6 +24,7 @@ __all__ = [
     "MismatchEvent",
     "PruneEvent",
     "ReadEvent",
+    "RefusalEvent",
     "SyncEvent",
     "SyncReason",
     "emit",
@@ -68,6 +69,16 @@ class CompileEvent:
     program: int
     backend: str
     duration_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class RefusalEvent:
+    """A backend could not compile a program ("compile") or run it ("run"), and the interpreter does from now on."""
+
+    program: int
+    backend: str
+    stage: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,13 +128,16 @@ class PruneEvent:
     nodes_after: int
 
 
-Event: TypeAlias = SyncEvent | CompileEvent | ExecuteEvent | FallbackEvent | ReadEvent | MismatchEvent | PruneEvent
+Event: TypeAlias = (
+    SyncEvent | CompileEvent | RefusalEvent | ExecuteEvent | FallbackEvent | ReadEvent | MismatchEvent | PruneEvent
+)
 Listener: TypeAlias = Callable[[Event], None]
 
 KINDS: tuple[type, ...] = (
     SyncEvent,
     CompileEvent,
     ExecuteEvent,
+    RefusalEvent,
     FallbackEvent,
     ReadEvent,
     MismatchEvent,

@@ -370,7 +370,7 @@ def test_a_program_becomes_hot_at_the_sight_that_the_setting_names() -> None:
 
 
 def test_an_unknown_backend_is_refused_where_it_is_chosen() -> None:
-    message = r"there is no backend named 'no such thing'\n  try: one of: interpreter, torchscript"
+    message = r"there is no backend named 'no such thing'\n  try: one of: inductor, interpreter, null, torchscript, xla"
     with pytest.raises(UnknownBackendError, match=message):
         settings.backend = "no such thing"
     with pytest.raises(UnknownBackendError, match=message), settings.scope(backend="no such thing"):

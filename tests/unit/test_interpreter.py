@@ -42,7 +42,7 @@ def record(function: Callable[..., object], *inputs: Tensor) -> Program:
 
 
 def run(backend: Backend, program: Program, *inputs: Tensor | LtcError, scalars: tuple[object, ...] = ()) -> Outcome:
-    computation = backend.compile(program, CPU)
+    computation = backend.compile(program)
     return executor.call(lambda: computation.run(Arguments(inputs, scalars, torch.Generator().manual_seed(0), CPU)))
 
 
@@ -192,4 +192,4 @@ def test_memory_roots_follow_views() -> None:
 
 def test_text_of_the_interpreter_is_the_program() -> None:
     program = record(lambda x: x + 1, torch.zeros(2))
-    assert "aten::add.Tensor" in InterpreterBackend().compile(program, CPU).to_string()
+    assert "aten::add.Tensor" in InterpreterBackend().compile(program).to_string()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from torch_ltc.errors import BackendError, UnknownBackendError
 from torch_ltc.lowering.interface import Backend, Computation
@@ -14,7 +13,7 @@ from torch_ltc.program.instruction import Program
 class Nothing(Backend):
     name = "nothing"
 
-    def compile(self, program: Program, device: torch.device) -> Computation:
+    def compile(self, program: Program) -> Computation:
         raise NotImplementedError
 
 
@@ -40,7 +39,9 @@ def test_a_second_backend_of_a_name_is_refused() -> None:
 
 
 def test_unknown_backend_is_refused_with_the_known_names() -> None:
-    with pytest.raises(UnknownBackendError, match=r"no backend named 'x'\n  try: one of: interpreter, torchscript"):
+    with pytest.raises(
+        UnknownBackendError, match=r"no backend named 'x'\n  try: one of: inductor, interpreter, null, torchscript, xla"
+    ):
         registry.get("x")
 
 

@@ -84,7 +84,7 @@ def test_compiled_call_gives_the_bits_of_the_interpreter_without_complaint(name:
 def test_numbers_are_parameters_of_the_function() -> None:
     x = torch.zeros(2).to("ltc")
     y = x * 2.5 + 3
-    text = TorchScriptBackend().compile(pending_program([y]), CPU).to_string()
+    text = TorchScriptBackend().compile(pending_program([y])).to_string()
     assert "float" in text.split("):")[0]
     assert "int" in text.split("):")[0]
     assert "2.5" not in text

@@ -35,7 +35,7 @@ class InterpreterBackend(Backend):
 
     name = "interpreter"
 
-    def compile(self, program: Program, device: torch.device) -> Computation:
+    def compile(self, program: Program) -> Computation:
         """A computation that walks the program."""
         return Interpretation(program)
 
@@ -80,7 +80,7 @@ class Interpretation(Computation):
     """A program as a list of steps."""
 
     def __init__(self, program: Program) -> None:
-        self._program = program
+        self.program = self._program = program
         self._inputs = program.inputs
         self._steps = [_Step(call) for call in program.calls]
         self._roots = memory_roots(program)

@@ -43,12 +43,12 @@ class TorchScriptBackend(Backend):
 
     name = "torchscript"
 
-    def compile(self, program: Program, device: torch.device) -> Computation:
+    def compile(self, program: Program) -> Computation:
         """TorchScript functions for the program: one, unless it is very long or has calls that TorchScript lacks."""
         direct: set[int] = set()
         while True:
             try:
-                parts = [_compile(segment, device) for segment in split(program, direct)]
+                parts = [_compile(segment, program.device) for segment in split(program, direct)]
                 return ScriptComputation(parts, program)
             except _NotTaken as refusal:
                 direct.add(id(refusal.call))
@@ -146,6 +146,7 @@ class ScriptComputation(Computation):
     """Compiled functions, run one after the other."""
 
     def __init__(self, parts: list[_Compiled], program: Program) -> None:
+        self.program = program
         self._parts = parts
         self._inputs = [i.number for i in program.inputs]
         self._outputs = program.outputs

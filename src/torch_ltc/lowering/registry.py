@@ -1,39 +1,98 @@
-"""Which backends exist, by name."""
+"""Which backends exist, by name: those in the box, those registered by hand, and those that packages install."""
 
 from __future__ import annotations
+
+import importlib
+import importlib.metadata
+from collections.abc import Callable
 
 from torch_ltc.errors import BackendError, UnknownBackendError
 from torch_ltc.lowering.interface import Backend
 
+ENTRY_POINTS = "torch_ltc.backends"
+
 
 class Registry:
-    """Backends by name. The first one registered as reference runs programs seen for the first time."""
+    """Backends by name. The first one registered as reference runs programs seen for the first time.
+
+    A backend that a package installs is imported when its name is first asked for.
+    """
 
     def __init__(self) -> None:
         self._backends: dict[str, Backend] = {}
+        self._origins: dict[str, str] = {}
+        self._promised: dict[str, Callable[[], object]] = {}
         self._reference: Backend | None = None
+        self._installed: dict[str, importlib.metadata.EntryPoint] | None = None
+        self._ready: set[str] = set()
 
-    def register(self, backend: Backend, *, reference: bool = False) -> None:
-        """Add a backend; a second one of the same name is an error."""
-        if backend.name in self._backends:
-            raise BackendError(
-                f"a backend named {backend.name!r} is registered already", hint="give yours another name"
-            )
-        self._backends[backend.name] = backend
+    def register(
+        self, backend: Backend | type[Backend], *, reference: bool = False, origin: str = "registered"
+    ) -> Backend:
+        """Add a backend, or a class of which one is made; a second one of the same name is an error."""
+        made = _made(backend, "register()")
+        if made.name in self._backends or made.name in self._promised:
+            raise BackendError(f"a backend named {made.name!r} is registered already", hint="give yours another name")
+        self._backends[made.name] = made
+        self._origins[made.name] = origin
         if reference:
-            self._reference = backend
+            self._reference = made
+        return made
+
+    def promise(self, name: str, path: str) -> None:
+        """Add a backend that is imported when it is first asked for, from "package.module:Class"."""
+        self._promised[name] = lambda: _imported(path)
+        self._origins[name] = "in the box"
+
+    def unregister(self, name: str) -> None:
+        """Forget a backend. Programs that it compiled go on."""
+        self.get(name)
+        del self._backends[name]
+        self._origins.pop(name, None)
+        self._ready.discard(name)
 
     def get(self, name: str) -> Backend:
-        """The backend of this name."""
+        """The backend of this name, ready for use."""
+        backend = self._backends.get(name)
+        if backend is None:
+            backend = self._loaded(name)
+        if name not in self._ready:
+            backend.initialize_aten_bindings()
+            self._ready.add(name)
+        return backend
+
+    def _loaded(self, name: str) -> Backend:
+        load = self._promised.get(name)
+        if load is None:
+            entry = self._entry_points().get(name)
+            if entry is None:
+                known = ", ".join(self.names())
+                raise UnknownBackendError(f"there is no backend named {name!r}", hint=f"one of: {known}")
+            load = entry.load
         try:
-            return self._backends[name]
-        except KeyError:
-            known = ", ".join(sorted(self._backends))
-            raise UnknownBackendError(f"there is no backend named {name!r}", hint=f"one of: {known}") from None
+            found = load()
+        except Exception as error:
+            raise BackendError(f"the backend {name!r} cannot be loaded: {error}", hint="see the error above") from error
+        backend = _made(found, f"the entry point {name!r}")
+        if backend.name != name:
+            raise BackendError(f"the entry point {name!r} gives a backend named {backend.name!r}")
+        self._promised.pop(name, None)
+        self._backends[name] = backend
+        return backend
+
+    def _entry_points(self) -> dict[str, importlib.metadata.EntryPoint]:
+        if self._installed is None:
+            self._installed = {entry.name: entry for entry in importlib.metadata.entry_points(group=ENTRY_POINTS)}
+        return self._installed
 
     def check(self, name: str) -> None:
-        """Raise unless a backend of this name exists."""
+        """Raise unless a backend of this name exists and can be used."""
         self.get(name)
+
+    def origin(self, name: str) -> str:
+        """Where the backend comes from, in words."""
+        entry = self._entry_points().get(name)
+        return self._origins.get(name) or (f"installed: {entry.value}" if entry is not None else "unknown")
 
     @property
     def reference(self) -> Backend:
@@ -44,7 +103,28 @@ class Registry:
 
     def names(self) -> list[str]:
         """Names of all backends."""
-        return sorted(self._backends)
+        return sorted({*self._backends, *self._promised, *self._entry_points()})
+
+    def used(self) -> list[Backend]:
+        """The backends that were asked for."""
+        return [self._backends[name] for name in sorted(self._ready) if name in self._backends]
+
+
+def _imported(path: str) -> object:
+    module, _, name = path.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def _made(found: object, what: str) -> Backend:
+    if isinstance(found, type) and issubclass(found, Backend):
+        found = found()
+    if not isinstance(found, Backend):
+        raise BackendError(
+            f"{what} got {found!r}, which is no Backend", hint="derive your class from torch_ltc.Backend"
+        )
+    if not getattr(found, "name", ""):
+        raise BackendError(f"{type(found).__name__} has no name", hint="set the class attribute `name`")
+    return found
 
 
 registry = Registry()

@@ -10,6 +10,7 @@ import enum
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import torch
 from torch._ops import OpOverload
 
 from torch_ltc.program.source import Source
@@ -41,6 +42,7 @@ class PhysicalDevice:
     """An operand: the device the program really runs on."""
 
 
+CPU = torch.device("cpu")
 DEVICE_GENERATOR = DeviceGenerator()
 PHYSICAL_DEVICE = PhysicalDevice()
 
@@ -92,6 +94,19 @@ class Input:
     """
 
     buffer: int
+    spec: Spec
+    number: int
+    source: Source
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """The instruction that brings a run-time number into a functional program, as a tensor without dimensions.
+
+    `slot` is its place among the numbers of the recorded program.
+    """
+
+    slot: int
     spec: Spec
     number: int
     source: Source
@@ -158,15 +173,27 @@ def value_numbers(operand: object) -> Iterator[int]:
                 yield item.number
 
 
-Instruction = Input | Call
+Instruction = Input | Number | Call
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """Of a functional program: the input buffer at position `input` ends up holding the value `number`."""
+
+    input: int
+    number: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Program:
-    """A recorded program and what the outside still wants of it.
+    """A program and what the outside wants of it.
 
+    As recorded, calls write to their operands and return views of them, and inputs with one `buffer` share memory.
     `outputs` are the value numbers of the buffers that were alive when the program was cut, each the defining value of
-    its buffer. `scalars` counts the run-time numbers. `values` counts value numbers.
+    its buffer. `scalars` counts the run-time numbers. `values` counts value numbers. `device` is the physical device.
+
+    In the functional form no call writes: each value is made once, each input has a buffer of its own, `updates` says
+    what becomes of the inputs that the recorded program writes to, and run-time numbers come in as `Number`.
     """
 
     identity: int
@@ -175,6 +202,9 @@ class Program:
     scalars: int
     values: int
     random: bool
+    device: torch.device = CPU
+    updates: tuple[Update, ...] = ()
+    functional: bool = False
 
     @property
     def inputs(self) -> list[Input]:
@@ -182,9 +212,36 @@ class Program:
         return [i for i in self.instructions if isinstance(i, Input)]
 
     @property
+    def numbers(self) -> list[Number]:
+        """The instructions that bring run-time numbers in, in order."""
+        return [i for i in self.instructions if isinstance(i, Number)]
+
+    @property
     def calls(self) -> list[Call]:
         """The operator calls, in order."""
         return [i for i in self.instructions if isinstance(i, Call)]
+
+    @property
+    def donated(self) -> tuple[int, ...]:
+        """Positions of the inputs whose memory the program may reuse: it gives them new values."""
+        return tuple(update.input for update in self.updates)
+
+    @property
+    def results(self) -> tuple[int, ...]:
+        """Value numbers of everything a backend returns: the outputs, then the new values of inputs."""
+        return (*self.outputs, *(update.number for update in self.updates))
+
+    def specs(self) -> dict[int, Spec]:
+        """The geometry of every value."""
+        found: dict[int, Spec] = {}
+        for instruction in self.instructions:
+            if isinstance(instruction, Call):
+                for item, number in zip(instruction.flat_returns, instruction.numbers, strict=True):
+                    if number >= 0 and item.spec is not None:
+                        found[number] = item.spec
+            else:
+                found[instruction.number] = instruction.spec
+        return found
 
     def op_counts(self) -> dict[str, int]:
         """How often each operator occurs."""

@@ -8,6 +8,8 @@ from torch_ltc.program.instruction import (
     Call,
     DeviceGenerator,
     Input,
+    Instruction,
+    Number,
     PhysicalDevice,
     Program,
     Return,
@@ -49,10 +51,12 @@ def _result_text(item: Return, number: int) -> str:
     return f"%{number}: {item.spec!r}{mark}"
 
 
-def instruction_text(instruction: Input | Call, roots: dict[int, int]) -> str:
+def instruction_text(instruction: Instruction, roots: dict[int, int]) -> str:
     """One line of the listing."""
     if isinstance(instruction, Input):
         return f"%{instruction.number}: {instruction.spec!r} = input(buffer={instruction.buffer})"
+    if isinstance(instruction, Number):
+        return f"%{instruction.number}: {instruction.spec!r} = number(slot={instruction.slot})"
     results = [
         _result_text(item, n) + (f" ROOT={roots[n]}" if n in roots else "")
         for item, n in zip(instruction.flat_returns, instruction.numbers, strict=True)
@@ -68,6 +72,7 @@ def program_text(program: Program) -> str:
     """The whole listing; outputs carry ROOT=<position>."""
     roots = {number: position for position, number in enumerate(program.outputs)}
     lines = [f"  {instruction_text(i, roots)}" for i in program.instructions]
+    lines += [f"  input {update.input} becomes %{update.number}" for update in program.updates]
     return "IR {\n" + "\n".join(lines) + "\n}\n"
 
 
@@ -81,6 +86,10 @@ def program_dot(program: Program) -> str:
         if isinstance(instruction, Input):
             producer[instruction.number] = index
             nodes.append(f'  node{index} [label="input {instruction.buffer}\\n{instruction.spec!r}"]')
+            continue
+        if isinstance(instruction, Number):
+            producer[instruction.number] = index
+            nodes.append(f'  node{index} [label="number {instruction.slot}\\n{instruction.spec!r}"]')
             continue
         label = [instruction.name]
         for item, number in zip(instruction.flat_returns, instruction.numbers, strict=True):

@@ -14,6 +14,7 @@ import torch
 
 from torch_ltc.config import settings
 from torch_ltc.errors import LtcError, PoisonedTensorError
+from torch_ltc.lowering.data import BackendData, alias_physical
 from torch_ltc.program.spec import Spec
 
 _identities = itertools.count(1)
@@ -32,14 +33,14 @@ class Buffer:
 
     - `number` >= the recorder's base: a pending instruction defines it, as value `number`, with geometry `spec`.
     - `number` is -1 and there is no `data`: nobody has written to it yet.
-    - otherwise `data` holds its physical tensor, once the program that defines it has run.
+    - otherwise `data` holds its physical tensor, or a backend's handle on it, once the program that defines it has run.
     - `error`: the call that should have made it failed; every read says so.
     """
 
     # Defaults on the class and no __init__: one is built per recorded result, and this is the quickest way to build it.
     number = -1
     spec: Spec
-    data: torch.Tensor | None = None
+    data: torch.Tensor | BackendData | None = None
     error: LtcError | None = None
     views: dict[Spec, int] | None = None
     views_base = -1
@@ -60,7 +61,7 @@ class Buffer:
     @property
     def size_bytes(self) -> int:
         """Bytes of the physical storage, or what it will need."""
-        if self.data is not None:
+        if isinstance(self.data, torch.Tensor):
             return max(int(self.data.untyped_storage().nbytes()), self.grown_bytes)
         return max(self.spec.extent() * self.spec.dtype.itemsize, self.grown_bytes)
 
@@ -71,24 +72,18 @@ class Buffer:
             # Never written: memory with whatever is in it, as eager's `empty` gives.
             base = self.spec
             data = self.data = torch.empty_strided(base.size, base.stride, dtype=base.dtype, device=device)
+        elif isinstance(data, BackendData):
+            data = data.tensor()
         if spec is self.spec:
             return data
         return alias_physical(data, spec)
 
-
-def alias_physical(data: torch.Tensor, spec: Spec) -> torch.Tensor:
-    """A physical tensor of geometry `spec` on the storage of `data`."""
-    tensor = torch.empty(0, dtype=spec.dtype, device=data.device)
-    storage = data.untyped_storage()
-    needed = spec.extent() * spec.dtype.itemsize
-    if storage.nbytes() < needed:
-        storage.resize_(needed)
-    tensor.set_(storage, spec.offset, spec.size, spec.stride)
-    if spec.conj:
-        tensor = torch._conj(tensor)
-    if spec.neg:
-        tensor = torch._neg_view(tensor)
-    return tensor
+    def held(self, spec: Spec, device: torch.device) -> torch.Tensor | BackendData:
+        """As `physical`, but a backend's handle on the whole buffer is left as it is."""
+        data = self.data
+        if spec is self.spec and isinstance(data, BackendData):
+            return data
+        return self.physical(spec, device)
 
 
 def new_buffer(spec: Spec, number: int = -1, data: torch.Tensor | None = None) -> Buffer:

@@ -12,6 +12,7 @@ from collections import OrderedDict
 
 from torch_ltc.config import settings
 from torch_ltc.lowering.interface import Computation
+from torch_ltc.lowering.lower import Lowered
 from torch_ltc.program.instruction import Program
 from torch_ltc.program.render import program_text
 from torch_ltc.program.safety import may_fail
@@ -37,6 +38,13 @@ class Entry:
         "op_counts",
         "restored",
         "written",
+        "written_positions",
+        "outputs",
+        "latest",
+        "numbers",
+        "varying",
+        "specialised",
+        "proven",
         "fingerprint",
     )
 
@@ -44,13 +52,25 @@ class Entry:
         self.program = program
         self.runs = 0
         self.reference: Computation | None = None
-        self.compiled: Computation | None = None
+        self.compiled: Lowered | None = None
         # Name of the backend that made `compiled`, and of the one that could not.
         self.backend = ""
         self.refused = ""
         self.op_counts = program.op_counts()
         self.restored = inputs_to_restore(program)
         self.written = tuple(sorted(written_inputs(program, len(program.instructions))))
+        self.written_positions = _first_positions(program, set(self.written))
+        specs = program.specs()
+        self.outputs = [(number, specs[number]) for number in program.outputs]
+        # The run-time numbers when it was last synced.
+        self.latest: list[object] = []
+        # Those of the last run before it was compiled, the slots of those that change from run to run,
+        # and how often it was compiled again because of one.
+        self.numbers: list[object] | None = None
+        self.varying: set[int] = set()
+        self.specialised = 0
+        # Whether the compiled program has run once without a failure.
+        self.proven = False
         self.fingerprint = b""
 
 
@@ -71,10 +91,15 @@ def inputs_to_restore(program: Program) -> tuple[int, ...]:
     """Positions of the inputs that the program writes to before its last call that may fail."""
     calls = program.calls
     last = max((i for i, call in enumerate(calls) if may_fail(call)), default=0)
+    return _first_positions(program, written_inputs(program, last))
+
+
+def _first_positions(program: Program, buffers: set[int]) -> tuple[int, ...]:
+    """For each of these input buffers the position of one input that sees it."""
     first: dict[int, int] = {}
     for position, instruction in enumerate(program.inputs):
         first.setdefault(instruction.buffer, position)
-    return tuple(first[buffer] for buffer in sorted(written_inputs(program, last)))
+    return tuple(first[buffer] for buffer in sorted(buffers))
 
 
 def fingerprint(program: Program) -> bytes:

@@ -18,7 +18,7 @@ from typing import TypeVar
 import torch
 
 from torch_ltc.config import settings
-from torch_ltc.errors import LtcError, LtcWarning
+from torch_ltc.errors import BackendWarning, LtcError, LtcWarning
 
 Result = TypeVar("Result")
 
@@ -116,7 +116,7 @@ class Executor:
     def warn_noted(self) -> None:
         """Show the warnings that were kept."""
         while self._notes:
-            warnings.warn(self._notes.pop(0), LtcWarning, stacklevel=4)
+            warnings.warn(self._notes.pop(0), BackendWarning, stacklevel=4)
 
     def unseen(self, error: BaseException) -> bool:
         """True when this error waits to be raised."""

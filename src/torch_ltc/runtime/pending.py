@@ -6,17 +6,18 @@ from collections.abc import Sequence
 
 import torch
 
-from torch_ltc.config import settings
 from torch_ltc.errors import LtcError
-from torch_ltc.lowering.interface import Arguments
+from torch_ltc.lowering.data import BackendData, alias_physical
+from torch_ltc.lowering.interface import Arguments, Held
 from torch_ltc.program.instruction import Program
 from torch_ltc.program.spec import Spec, spec_of
-from torch_ltc.runtime.buffer import alias_physical, buffer_of, physical_device
+from torch_ltc.runtime.buffer import buffer_of, physical_device
 from torch_ltc.runtime.cache import Entry, executables, next_identity
+from torch_ltc.runtime.execute import Policy, execute_entry
 from torch_ltc.runtime.executor import executor
 from torch_ltc.runtime.random import device_random
 from torch_ltc.runtime.recorder import recorder
-from torch_ltc.runtime.sync import execute_entry, physical
+from torch_ltc.runtime.sync import physical
 
 
 def pending_entry_for(tensors: Sequence[torch.Tensor]) -> Entry:
@@ -35,7 +36,13 @@ def pending_entry_for(tensors: Sequence[torch.Tensor]) -> Entry:
             instructions = tuple([n.instruction for n in recorder.tree.path(leaf) if n.instruction is not None])
             values = recorder.count - recorder.base
             program = Program(
-                next_identity(), instructions, tuple(numbers), len(recorder.scalars), values, recorder.random
+                next_identity(),
+                instructions,
+                tuple(numbers),
+                len(recorder.scalars),
+                values,
+                recorder.random,
+                physical_device(),
             )
             entry = leaf.programs[key] = Entry(program)
         return entry
@@ -44,6 +51,12 @@ def pending_entry_for(tensors: Sequence[torch.Tensor]) -> Entry:
 def pending_program(tensors: Sequence[torch.Tensor]) -> Program:
     """The pending program with these tensors as outputs."""
     return pending_entry_for(tensors).program
+
+
+def pending_numbers() -> list[object]:
+    """The run-time numbers of the pending program."""
+    with recorder.lock:
+        return list(recorder.scalars)
 
 
 def pending_inputs() -> tuple[list[int], list[object]]:
@@ -73,7 +86,7 @@ def run_published(digest: bytes, inputs: Sequence[object]) -> list[torch.Tensor]
     expected = entry.program.inputs
     if len(inputs) != len(expected) + entry.program.scalars:
         raise LtcError(f"the program takes {len(expected) + entry.program.scalars} inputs, got {len(inputs)}")
-    tensors: list[torch.Tensor | LtcError] = []
+    tensors: list[Held] = []
     for instruction, given in zip(expected, inputs, strict=False):
         if not isinstance(given, torch.Tensor) or given.dtype is not instruction.spec.dtype:
             raise LtcError(f"the program takes {instruction.spec} here, got {given!r:.80}")
@@ -85,10 +98,11 @@ def run_published(digest: bytes, inputs: Sequence[object]) -> list[torch.Tensor]
 
     def work() -> list[torch.Tensor]:
         arguments = Arguments(tensors, scalars, device_random.generator, device)
-        outcome = execute_entry(entry, arguments, settings.backend, settings.hot_after)
+        outcome = execute_entry(entry, arguments, Policy.current())
         if outcome.failures:
             raise outcome.failures[0]
-        return [result for result in outcome.results if isinstance(result, torch.Tensor)]
+        results = [held.tensor() if isinstance(held, BackendData) else held for held in outcome.results]
+        return [result for result in results if isinstance(result, torch.Tensor)]
 
     return executor.call(work)
 

@@ -13,10 +13,8 @@ from typing import Any, TypeVar
 import torch
 
 from torch_ltc.config import settings
-from torch_ltc.errors import CompileError, LtcError
+from torch_ltc.errors import LtcError
 from torch_ltc.events import (
-    CompileEvent,
-    ExecuteEvent,
     PruneEvent,
     ReadEvent,
     SyncEvent,
@@ -24,8 +22,7 @@ from torch_ltc.events import (
     emit,
     has_listeners,
 )
-from torch_ltc.lowering.interface import Arguments, Computation, Outcome
-from torch_ltc.lowering.registry import registry
+from torch_ltc.lowering.interface import Arguments, Held, Outcome
 from torch_ltc.program.instruction import Program
 from torch_ltc.program.references import held_elsewhere
 from torch_ltc.program.source import Source, current_source
@@ -33,6 +30,7 @@ from torch_ltc.program.spec import Spec, keep_bounded, spec_of
 from torch_ltc.program.tree import Node
 from torch_ltc.runtime.buffer import Buffer, buffer_of, physical_device, poisoned
 from torch_ltc.runtime.cache import Entry, executables, next_identity
+from torch_ltc.runtime.execute import Policy, execute_entry
 from torch_ltc.runtime.executor import executor
 from torch_ltc.runtime.memory import memory
 from torch_ltc.runtime.random import device_random
@@ -69,6 +67,7 @@ def pending_entry(outputs: list[Buffer]) -> tuple[Entry, bool]:
             scalars=len(recorder.scalars),
             values=recorder.count - recorder.base,
             random=recorder.random,
+            device=physical_device(),
         )
         if len(leaf.programs) >= _MOST_LIVE_SETS:
             executables.dropped(leaf.programs.pop(next(iter(leaf.programs))))
@@ -88,10 +87,11 @@ def cut(reason: SyncReason) -> None:
         entry, known = pending_entry(outputs)
         inputs, scalars, lines = recorder.inputs, recorder.scalars, recorder.lines
         recorder.reset()
+        entry.latest = scalars
         _keep_tree_bounded()
-        # As they are now: a scope that is left before the program runs still counts.
-        backend, hot_after = settings.backend, settings.hot_after
-        job = executor.submit(lambda: _run(entry, inputs, scalars, lines, outputs, backend, hot_after), wait=False)
+        # As it is now: a scope that is left before the program runs still counts.
+        policy = Policy.current()
+        job = executor.submit(lambda: _run(entry, inputs, scalars, lines, outputs, policy), wait=False)
         for buffer in (*outputs, *(inputs[i] for i in entry.written)):
             buffer.views = None
             buffer.job = job
@@ -160,14 +160,15 @@ def _run(
     scalars: list[object],
     lines: dict[int, Source],
     outputs: list[Buffer],
-    backend: str,
-    hot_after: int,
+    policy: Policy,
 ) -> None:
     """Run one program and install its results."""
     try:
-        outcome = execute_entry(entry, _arguments(entry.program, inputs, scalars, lines), backend, hot_after)
+        outcome = execute_entry(entry, _arguments(entry.program, inputs, scalars, lines), policy)
     except Exception as error:
         outcome = _all_lost(entry, error)
+    for position, data in outcome.replaced.items():
+        inputs[entry.program.inputs[position].buffer].data = data
     for failure in outcome.failures:
         executor.report(failure)
     for buffer, result in zip(outputs, outcome.results, strict=True):
@@ -187,85 +188,11 @@ def _all_lost(entry: Entry, error: Exception) -> Outcome:
 
 def _arguments(program: Program, inputs: list[Buffer], scalars: list[object], lines: dict[int, Source]) -> Arguments:
     device = physical_device()
-    tensors: list[torch.Tensor | LtcError] = []
+    held: list[Held] = []
     for instruction in program.inputs:
         buffer = inputs[instruction.buffer]
-        tensors.append(
-            poisoned(buffer.error) if buffer.error is not None else buffer.physical(instruction.spec, device)
-        )
-    return Arguments(tensors, scalars, device_random.generator, device, lines)
-
-
-def execute_entry(entry: Entry, arguments: Arguments, backend: str, hot_after: int) -> Outcome:
-    """Run a program on these arguments with whatever is due: the reference computation, or the compiled one."""
-    entry.runs += 1
-    computation, used = _computation(entry, arguments, backend, hot_after)
-    began = time.perf_counter()
-    failed = True
-    try:
-        if computation is entry.compiled:
-            outcome = _run_compiled(entry, computation, arguments)
-        else:
-            outcome = computation.run(arguments)
-        failed = bool(outcome.failures)
-    finally:
-        emit(ExecuteEvent(entry.program.identity, used, time.perf_counter() - began, failed))
-    return outcome
-
-
-def _computation(entry: Entry, arguments: Arguments, name: str, hot_after: int) -> tuple[Computation, str]:
-    """The compiled computation once the program is hot and its inputs are sound, else the reference one."""
-    reference = registry.reference
-    sound = not any(isinstance(tensor, LtcError) for tensor in arguments.inputs)
-    if name != reference.name and entry.runs >= hot_after and sound and entry.refused != name:
-        if entry.compiled is None or entry.backend != name:
-            _compile(entry, name, arguments.device)
-        if entry.compiled is not None:
-            executables.used(entry)
-            return entry.compiled, name
-    if entry.reference is None:
-        entry.reference = reference.compile(entry.program, arguments.device)
-    return entry.reference, reference.name
-
-
-def _compile(entry: Entry, name: str, device: torch.device) -> None:
-    began = time.perf_counter()
-    entry.compiled = None
-    try:
-        entry.compiled = registry.get(name).compile(entry.program, device)
-        entry.backend = name
-        # Made again if the compiled program ever fails.
-        entry.reference = None
-        emit(CompileEvent(entry.program.identity, name, time.perf_counter() - began))
-    except CompileError as error:
-        entry.refused = name
-        executor.note(f"{error}\n  the program runs in the {registry.reference.name} instead")
-
-
-def _run_compiled(entry: Entry, computation: Computation, arguments: Arguments) -> Outcome:
-    """Run a compiled program; when it fails, put its inputs back and run it call by call, so that only what depends on
-    the failed call is lost."""
-    storages = [
-        tensor.untyped_storage() for i in entry.restored if isinstance(tensor := arguments.inputs[i], torch.Tensor)
-    ]
-    saved = [storage.clone() for storage in storages]
-    state = arguments.generator.get_state() if entry.program.random else None
-    try:
-        outcome = computation.run(arguments)
-    except Exception as error:
-        if isinstance(error, torch.OutOfMemoryError) or "not enough memory" in str(error):
-            # Any call may have run out of memory, also after writes that were not saved: nothing can be repeated.
-            raise
-        for storage, value in zip(storages, saved, strict=True):
-            storage.copy_(value)
-        if state is not None:
-            arguments.generator.set_state(state)
-        reference = entry.reference or registry.reference.compile(entry.program, arguments.device)
-        entry.reference = reference
-        return reference.run(arguments)
-    if len(outcome.results) != len(entry.program.outputs):
-        raise LtcError(f"the backend gave {len(outcome.results)} results for {len(entry.program.outputs)} outputs")
-    return outcome
+        held.append(poisoned(buffer.error) if buffer.error is not None else buffer.held(instruction.spec, device))
+    return Arguments(held, scalars, device_random.generator, device, lines, replaceable=True)
 
 
 # ---- reads --------------------------------------------------------------------------------------------------------

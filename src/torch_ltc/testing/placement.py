@@ -4,6 +4,8 @@ Owns what a copy keeps: sizes, strides, storage offset, which arguments share me
 conjugate and negative bits, and which of them ask for gradients. It knows nothing about operators or comparison.
 """
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -42,6 +44,7 @@ def tensors_in(tree: Any) -> list[torch.Tensor]:
 
 
 def distinct(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Each tensor once, in order."""
     return list({id(tensor): tensor for tensor in tensors}.values())
 
 
@@ -73,6 +76,7 @@ def place(arguments: Arguments, device: str, *, rest_on_cpu: bool = False) -> Ar
 
 
 def is_strided(tensor: torch.Tensor) -> bool:
+    """Whether it has strides and one storage."""
     return tensor.layout is torch.strided and not tensor.is_nested
 
 
@@ -91,6 +95,7 @@ class _Copier:
         self._storages: dict[tuple[int, torch.dtype], torch.Tensor] = {}
 
     def leaf(self, leaf: Any) -> Any:
+        """The leaf for the device: a tensor copied, a generator in the same state, a name of the CPU replaced."""
         if isinstance(leaf, torch.Tensor):
             if id(leaf) not in self._tensors:
                 self._tensors[id(leaf)] = self._tensor(leaf)

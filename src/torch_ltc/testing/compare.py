@@ -4,15 +4,19 @@ Owns what counts as different and the words for it. Each difference is a `Differ
 when there are none.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from tests.ops.outcome import Outcome, Snapshot
-from tests.ops.records import Difference, What
+from torch_ltc.testing.outcome import Outcome, Snapshot
+from torch_ltc.testing.records import Difference, What
 
+Tolerance = tuple[float, float]
+"""Relative and absolute, as `rtol` and `atol` of `torch.testing`."""
 PLAIN_VALUES = (bool, int, float, complex, str, torch.dtype)
 
 
@@ -26,6 +30,8 @@ class Rules:
     """Where tensors must be that are on the CPU in eager."""
     uninitialized: bool = False
     """The operator leaves memory as it finds it: values say nothing."""
+    tolerances: Mapping[torch.dtype, Tolerance] = field(default_factory=dict)
+    """How far values may be apart, for dtypes where it is not what `torch.testing` takes."""
 
 
 def differences(expected: Outcome, actual: Outcome, rules: Rules) -> list[Difference]:
@@ -130,10 +136,11 @@ def _value_difference(expected: torch.Tensor, actual: torch.Tensor, rules: Rules
         return None
     if rules.exact:
         return _first_difference(expected, actual)
+    relative, absolute = rules.tolerances.get(expected.dtype, (None, None))
     try:
-        torch.testing.assert_close(actual, expected, equal_nan=True)
+        torch.testing.assert_close(actual, expected, rtol=relative, atol=absolute, equal_nan=True)
     except AssertionError as error:
-        return str(error)
+        return _worst_difference(expected, actual, str(error))
     return None
 
 
@@ -158,6 +165,19 @@ def _equal_mask(expected: torch.Tensor, actual: torch.Tensor) -> torch.Tensor:
 def _bytes(values: torch.Tensor) -> torch.Tensor:
     # Not reshape: a tensor of one element keeps whatever stride it has, and cannot be seen as bytes then.
     return values.contiguous().as_strided((values.numel(),), (1,)).view(torch.uint8)
+
+
+def _worst_difference(expected: torch.Tensor, actual: torch.Tensor, message: str) -> str:
+    """One line on values that are not close: the largest difference, and how many there are."""
+    counted = [line for line in message.splitlines() if line.startswith("Mismatched elements")]
+    wanted, got = expected.reshape(-1), actual.reshape(-1)
+    kind = torch.complex128 if expected.dtype.is_complex else torch.float64
+    apart = (got.to(kind) - wanted.to(kind)).abs()
+    # A NaN or an infinity on one side only is apart by a NaN: the worst there is.
+    one_sided = apart.isnan() & ~(got.isnan() & wanted.isnan()) & (got != wanted)
+    position = int(torch.where(one_sided, torch.inf, apart.nan_to_num(nan=0.0, posinf=0.0)).argmax())
+    count = counted[0].partition(": ")[2] if counted else "not close"
+    return f"{count}, the worst ({position}) is {got[position].item()!r} instead of {wanted[position].item()!r}"
 
 
 def _first_difference(expected: torch.Tensor, actual: torch.Tensor) -> str:

@@ -1,22 +1,30 @@
 """What the device did during a case, seen through its events.
 
-Owns the choice of device: for "ltc" it imports the package, sets the backend and listens; for "cpu" (the sweep
-comparing eager with itself, to test the sweep) there is nothing to listen to. Also owns the judgement on fallbacks.
+Owns the settings of a run: for "ltc" it chooses the backend and listens; for "cpu" (eager compared with itself, which
+tests the conformance run) there is nothing to choose. Also owns the judgement on fallbacks.
 """
 
+from __future__ import annotations
+
 import contextlib
-import importlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.ops.records import Difference, What
+from torch_ltc import events
+from torch_ltc.api import sync
+from torch_ltc.config import SETTINGS, settings
+from torch_ltc.errors import LtcError
+from torch_ltc.lowering.interface import Backend
+from torch_ltc.lowering.registry import registry
+from torch_ltc.testing.claims import Claims, claims_of
+from torch_ltc.testing.records import Difference, What
 
-COMPILERS = frozenset({"torchscript"})
-"""Backends that compile from the second sight of a program on: a case runs twice on them."""
+RUNS_PER_CASE = 2
+"""A compiler runs a case twice: what is wrong only in the second run of a compiled program shows then."""
 
 
 @dataclass(slots=True)
@@ -29,27 +37,26 @@ class Activity:
 
 
 class Probe:
-    """Sets up a device for the sweep and says what it did in each run."""
+    """A device set up for a run; says what it did in each case. Made by `opened`."""
 
-    def __init__(self, device: str, backend: str) -> None:
+    def __init__(self, device: str, backend: Backend | None) -> None:
         self.device = device
-        self.backend = backend
-        self.listens = device != "cpu"
+        self.backend = "" if backend is None else backend.name
+        self.claims = Claims(exact_values=True, eager_random=True) if backend is None else claims_of(backend)
+        self.compiles = backend is not None and backend is not registry.reference
         self._activity = Activity()
-        self._package: Any = None
-        if self.listens:
-            self._subscribe()
 
     @property
     def runs_per_case(self) -> int:
-        return 2 if self.listens and self.backend in COMPILERS else 1
+        """How often a case runs on the device."""
+        return RUNS_PER_CASE if self.compiles else 1
 
     def settle(self) -> None:
         """Ends what the last case left behind, so that a failure of it cannot show in the next one."""
-        if self._package is not None:
+        if self.backend:
             # The case that recorded it has been judged already.
-            with contextlib.suppress(self._package.errors.LtcError):
-                self._package.sync(wait=True)
+            with contextlib.suppress(LtcError):
+                sync(wait=True)
         self.take()
 
     def take(self) -> Activity:
@@ -57,29 +64,54 @@ class Probe:
         activity, self._activity = self._activity, Activity()
         return activity
 
-    def _subscribe(self) -> None:
-        # Imported here because the sweep must also run without the package, comparing eager with itself.
-        events = importlib.import_module("torch_ltc.events")
-        self._package = importlib.import_module("torch_ltc")
-        settings = importlib.import_module("torch_ltc.config").settings
-        settings.backend = self.backend
-        settings.fallback = "allow"
-        settings.hot_after = self.runs_per_case if self.backend in COMPILERS else settings.hot_after
-        events.subscribe(self._on_fallback, events.FallbackEvent)
-        events.subscribe(self._on_execute, events.ExecuteEvent)
-        events.subscribe(self._on_mismatch, events.MismatchEvent)
+    def not_taken(self, activity: Activity) -> list[Difference]:
+        """A difference if another backend than the one under test ran something."""
+        others = sorted({each for each in activity.executed_by if each != self.backend})
+        if not others or not self.compiles:
+            return []
+        return [Difference(What.REFUSED, f"{', '.join(others)} ran it instead of {self.backend}")]
 
-    def _on_fallback(self, event: Any) -> None:
+    def on_fallback(self, event: events.FallbackEvent) -> None:
+        """Listener."""
         # Sparse tensors live on the physical device by design: calls that take or make them run there.
         if "strided" not in event.reason:
             self._activity.fallbacks.append(event.op)
 
-    def _on_execute(self, event: Any) -> None:
+    def on_execute(self, event: events.ExecuteEvent) -> None:
+        """Listener."""
         if not event.failed:
             self._activity.executed_by.append(event.backend)
 
-    def _on_mismatch(self, event: Any) -> None:
+    def on_mismatch(self, event: events.MismatchEvent) -> None:
+        """Listener."""
         self._activity.mismatches.append(f"{event.op}: promised {event.inferred}, got {event.actual}")
+
+
+@contextlib.contextmanager
+def opened(device: str, backend: Backend | None) -> Iterator[Probe]:
+    """A probe of the backend, with settings under which it compiles every program; all is put back at the end."""
+    probe = Probe(device, backend)
+    if backend is None:
+        yield probe
+        return
+    pairs: list[tuple[Callable[[Any], None], type]] = [
+        (probe.on_fallback, events.FallbackEvent),
+        (probe.on_execute, events.ExecuteEvent),
+        (probe.on_mismatch, events.MismatchEvent),
+    ]
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(settings.scope(**_settings(backend)))
+        for listener, kind in pairs:
+            stack.callback(events.subscribe(listener, kind))
+        stack.callback(probe.settle)
+        yield probe
+
+
+def _settings(backend: Backend) -> dict[str, str | int | bool]:
+    """Programs are compiled as early as can be, and a program that the backend refuses raises."""
+    hot = SETTINGS["hot_after"]
+    changes: dict[str, str | int | bool] = {"backend": backend.name, "fallback": "allow", "hot_after": hot.minimum or 1}
+    return {**changes, "backend_failure": "error"}
 
 
 def unneeded_fallbacks(fallbacks: Iterable[str], run_eagerly: Callable[[], object]) -> list[Difference]:

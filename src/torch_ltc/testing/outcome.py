@@ -2,8 +2,11 @@
 
 Owns the order of a run (seed, call, backward, then read) and the record of it: an `Outcome` holds plain CPU data, so
 that two of them can be compared after both runs are over. Nothing is read before the backward pass is recorded: on a
-lazy device forward and backward are then one program, as in training.
+lazy device forward and backward are then one program, as in training. Several calls can be made before the first is
+read: they are then one program.
 """
+
+from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,8 +14,9 @@ from typing import Any
 
 import torch
 
-from tests.ops.placement import Arguments, distinct, is_strided, storage_key, tensors_in, transform
-from tests.ops.records import Variant
+from torch_ltc.errors import CompileError
+from torch_ltc.testing.placement import Arguments, distinct, is_strided, storage_key, tensors_in, transform
+from torch_ltc.testing.records import Variant
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +46,22 @@ class Outcome:
     gradients: list[Snapshot | None] = field(default_factory=list)
     forward_error: str | None = None
     backward_error: str | None = None
+    refusal: str | None = None
+    """Why the backend would not compile the program, where that is what went wrong."""
+
+    def failed_forward(self, error: Exception) -> None:
+        """The call, or reading its results, raised this."""
+        self.forward_error = describe(error)
+        self._note_refusal(error)
+
+    def failed_backward(self, error: Exception) -> None:
+        """The backward pass, or reading its results, raised this."""
+        self.backward_error = describe(error)
+        self._note_refusal(error)
+
+    def _note_refusal(self, error: Exception) -> None:
+        if isinstance(error, CompileError):
+            self.refusal = reason_of(error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,35 +77,57 @@ class Call:
     vectors, say, is not)."""
 
 
+@dataclass(slots=True)
+class Running:
+    """A call that was made and not yet read: on a lazy device it may still be pending."""
+
+    outcome: Outcome
+    result: Any = None
+    reachable: list[torch.Tensor] = field(default_factory=list)
+    leaves: list[torch.Tensor] = field(default_factory=list)
+    gradients: list[torch.Tensor | None] = field(default_factory=list)
+
+
 def run(call: Call, arguments: Arguments, device: str) -> Outcome:
     """The outcome of `call` with `arguments`, which are already on `device`. Never raises an operator's error."""
-    outcome = Outcome()
+    return finish(begin(call, arguments, device))
+
+
+def begin(call: Call, arguments: Arguments, device: str) -> Running:
+    """Makes the call and its backward pass, and reads nothing."""
     inputs = arguments.tensors()
-    leaves = [tensor for tensor in inputs if tensor.requires_grad]
-    gradients: list[torch.Tensor | None] = []
+    running = Running(Outcome(), leaves=[tensor for tensor in inputs if tensor.requires_grad])
     torch.manual_seed(call.seed)
     try:
-        result, changed = _invoke(call, arguments)
+        running.result, changed = _invoke(call, arguments)
     except Exception as error:
-        outcome.forward_error = describe(error)
-        return outcome
-    reachable = distinct([*inputs, *changed])
-    if call.differentiate and leaves:
+        running.outcome.failed_forward(error)
+        return running
+    running.reachable = distinct([*inputs, *changed])
+    if call.differentiate and running.leaves:
         try:
-            gradients = _gradients(call, result, leaves, device)
+            running.gradients = _gradients(call, running.result, running.leaves, device)
         except Exception as error:
-            outcome.backward_error = describe(error)
+            running.outcome.failed_backward(error)
+    return running
+
+
+def finish(running: Running) -> Outcome:
+    """Reads everything that the call gave."""
+    outcome, reachable = running.outcome, running.reachable
+    if outcome.forward_error is not None:
+        return outcome
     try:
-        outcome.result = transform(result, lambda leaf: _observed(leaf, reachable))
+        outcome.result = transform(running.result, lambda leaf: _observed(leaf, reachable))
         outcome.arguments = [snapshot(tensor, reachable) for tensor in reachable]
     except Exception as error:
-        outcome.forward_error = describe(error)
+        outcome.failed_forward(error)
         return outcome
     if outcome.backward_error is None:
         try:
-            outcome.gradients = [None if each is None else snapshot(each, leaves) for each in gradients]
+            outcome.gradients = [None if each is None else snapshot(each, running.leaves) for each in running.gradients]
         except Exception as error:
-            outcome.backward_error = describe(error)
+            outcome.failed_backward(error)
     return outcome
 
 
@@ -153,3 +195,9 @@ def describe(error: BaseException) -> str:
     """An error's class and the first line of what it says."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0] if lines else ''}"
+
+
+def reason_of(refusal: CompileError) -> str:
+    """Why a backend would not compile: what it raised itself, or else what the package says about it."""
+    cause = refusal.__cause__
+    return describe(cause if isinstance(cause, Exception) else refusal)

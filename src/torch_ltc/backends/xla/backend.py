@@ -1,0 +1,49 @@
+"""The backend: what the registry knows of it. Imports no JAX; that happens when the backend is first used."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch._ops import OpOverload
+
+from torch_ltc.backends.xla.decompositions import decompositions
+from torch_ltc.errors import BackendError
+from torch_ltc.lowering.interface import Backend, Form, ProgramFunction
+from torch_ltc.program.instruction import Call, Program
+
+
+class XlaBackend(Backend):
+    """Functional programs as jitted JAX functions. Data stays in JAX arrays between steps."""
+
+    name = "xla"
+    form = Form.FUNCTIONAL
+
+    def initialize_aten_bindings(self) -> None:
+        """Import JAX and the rules."""
+        _compiler()
+
+    def compile(self, program: Program) -> ProgramFunction:
+        """A function compiled by XLA for the program's device."""
+        function: ProgramFunction = _compiler().Executable(program)
+        return function
+
+    def supports(self, call: Call) -> bool:
+        """Whether the call's operator has a rule."""
+        supported: bool = _compiler().has_rule(call)
+        return supported
+
+    def decompositions(self) -> Mapping[OpOverload, Callable[..., Any]]:
+        """How operators without a rule are taken apart."""
+        return decompositions()
+
+
+def _compiler() -> Any:
+    """The module that needs JAX."""
+    try:
+        return importlib.import_module("torch_ltc.backends.xla.executable")
+    except ImportError as error:
+        raise BackendError(
+            f"the backend 'xla' needs JAX, which cannot be imported: {error}", hint="pip install 'torch-ltc[xla]'"
+        ) from error

@@ -1,0 +1,65 @@
+"""What is taken apart before it reaches the table of rules, by PyTorch's own decompositions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any
+
+import torch
+from torch._decomp import get_decompositions
+from torch._ops import OpOverload
+
+from torch_ltc.lowering.decompositions import core_aten
+
+aten = torch.ops.aten
+
+# Operators that the core ATen set keeps and that are not worth a rule.
+_TAKEN_APART = (
+    "_batch_norm_with_update",
+    "_batch_norm_with_update_functional",
+    "_native_batch_norm_legit",
+    "_native_batch_norm_legit_functional",
+    "adaptive_max_pool2d",
+    "adaptive_max_pool3d",
+    "batch_norm_backward",
+    "dist",
+    "narrow_copy",
+    "native_batch_norm",
+    "native_group_norm",
+    "native_layer_norm",
+    "rrelu_with_noise_backward",
+)
+# Operators that the core ATen set takes apart although one rule does it better.
+_KEPT = (
+    "_safe_softmax",
+    "arange",
+    "embedding_dense_backward",
+    "index_add",
+    "index_copy",
+    "index_fill",
+    "roll",
+    "take",
+    "tril",
+    "triu",
+    "upsample_bicubic2d",
+    "upsample_bilinear2d",
+    "upsample_linear1d",
+    "upsample_nearest1d",
+    "upsample_nearest2d",
+    "upsample_nearest3d",
+    "upsample_trilinear3d",
+)
+
+
+@cache
+def decompositions() -> Mapping[OpOverload, Callable[..., Any]]:
+    """The core ATen decompositions, with a few more and a few less."""
+    table = dict(core_aten())
+    packets = [getattr(aten, name) for name in _TAKEN_APART if hasattr(aten, name)]
+    table.update(get_decompositions(packets))
+    for name in _KEPT:
+        packet = getattr(aten, name, None)
+        for overload in packet.overloads() if packet is not None else ():
+            table.pop(getattr(packet, overload), None)
+    return table

@@ -1,0 +1,132 @@
+"""Dtypes: PyTorch's names in JAX's, and PyTorch's type promotion on JAX arrays.
+
+JAX promotes in another way than PyTorch: it does not rank tensors with dimensions above those without, and it sends
+integers to float64 where PyTorch takes float32. Rules bring their operands to one dtype here before they compute.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from jax import Array
+
+Number = bool | int | float | complex
+Operand = Array | Number
+
+DTYPES: dict[torch.dtype, Any] = {
+    torch.bool: jnp.bool_,
+    torch.uint8: jnp.uint8,
+    torch.uint16: jnp.uint16,
+    torch.uint32: jnp.uint32,
+    torch.uint64: jnp.uint64,
+    torch.int8: jnp.int8,
+    torch.int16: jnp.int16,
+    torch.int32: jnp.int32,
+    torch.int64: jnp.int64,
+    torch.float16: jnp.float16,
+    torch.bfloat16: jnp.bfloat16,
+    torch.float32: jnp.float32,
+    torch.float64: jnp.float64,
+    torch.complex64: jnp.complex64,
+    torch.complex128: jnp.complex128,
+}
+
+_PYTHON_DTYPES = {bool: jnp.bool_, int: jnp.int64, float: jnp.float32, complex: jnp.complex64}
+
+
+def jax_dtype(dtype: torch.dtype) -> Any:
+    """JAX's dtype of the same name."""
+    return np.dtype(DTYPES[dtype])
+
+
+def category(dtype: Any) -> int:
+    """0 bool, 1 integer, 2 floating, 3 complex: what decides promotion first."""
+    if dtype == jnp.bool_:
+        return 0
+    if jnp.issubdtype(dtype, jnp.integer):
+        return 1
+    return 3 if jnp.issubdtype(dtype, jnp.complexfloating) else 2
+
+
+def is_floating(x: Array) -> bool:
+    """True for real floating-point arrays."""
+    return bool(jnp.issubdtype(x.dtype, jnp.floating))
+
+
+def is_complex(x: Array) -> bool:
+    """True for complex arrays."""
+    return bool(jnp.issubdtype(x.dtype, jnp.complexfloating))
+
+
+def _rank(operand: Operand) -> int:
+    """2 for arrays with dimensions, 1 for arrays without, 0 for numbers (JAX calls them weakly typed)."""
+    if not isinstance(operand, Array):
+        return 0
+    return 2 if operand.ndim else 0 if operand.aval.weak_type else 1
+
+
+def _dtype_of(operand: Operand) -> Any:
+    if isinstance(operand, Array):
+        return operand.dtype
+    return np.dtype(_PYTHON_DTYPES[type(operand)])
+
+
+def result_dtype(*operands: Operand) -> Any:
+    """The dtype in which PyTorch computes an elementwise operator on these operands."""
+    result: Any = None
+    for rank in (2, 1, 0):
+        dtypes = [_dtype_of(x) for x in operands if _rank(x) == rank]
+        if not dtypes:
+            continue
+        here = functools.reduce(jnp.promote_types, dtypes)
+        if result is None:
+            result = here
+        elif category(here) > category(result):
+            # A number, or a tensor without dimensions, changes the kind of the result but not its width.
+            result = _of_kind(here, result)
+    return result
+
+
+def _of_kind(kind: Any, width: Any) -> Any:
+    if category(kind) == 3 and category(width) == 2:
+        return np.dtype(jnp.complex128 if width == jnp.float64 else jnp.complex64)
+    return kind
+
+
+def promote(*operands: Operand) -> list[Array]:
+    """The operands as arrays of the one dtype in which PyTorch would compute."""
+    dtype = result_dtype(*operands)
+    return [cast(x, dtype) for x in operands]
+
+
+def promote_float(*operands: Operand) -> list[Array]:
+    """As `promote`, integers made floating point and half precision widened: what transcendental functions want."""
+    return [widen(x) for x in promote(*operands)]
+
+
+def cast(x: Operand, dtype: Any) -> Array:
+    """The operand as an array of this dtype. Complex to real drops the imaginary part, as PyTorch does."""
+    array = jnp.asarray(x)
+    if category(array.dtype) == 3 and category(dtype) < 3:
+        array = (array != 0) if dtype == jnp.bool_ else jnp.real(array)
+    return jax.lax.convert_element_type(array, dtype)
+
+
+def widen(x: Array) -> Array:
+    """Half precision as float32 and integers as floating point: the dtype in which PyTorch's kernels compute."""
+    kind = category(x.dtype)
+    if kind <= 1:
+        return x.astype(jnp.float64 if x.dtype.itemsize > 2 else jnp.float32)
+    if kind == 2 and x.dtype.itemsize == 2:
+        return x.astype(jnp.float32)
+    return x
+
+
+def to_torch_dtype(x: Array, dtype: torch.dtype | None) -> Array:
+    """The array cast to PyTorch's dtype; as it is when None."""
+    return x if dtype is None else cast(x, jax_dtype(dtype))

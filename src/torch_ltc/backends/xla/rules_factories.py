@@ -1,0 +1,94 @@
+"""Rules of operators that make arrays from nothing but numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import torch
+from jax import Array
+
+from torch_ltc.backends.xla.promotion import Operand, cast, jax_dtype
+from torch_ltc.backends.xla.table import rule
+
+
+def _dtype(dtype: torch.dtype | None, default: Any) -> Any:
+    return default if dtype is None else jax_dtype(dtype)
+
+
+def _kind(value: Operand) -> Any:
+    return value.dtype if isinstance(value, Array) else jnp.asarray(value).dtype
+
+
+@rule("full")
+def full(size: Sequence[int], value: Operand, *, dtype: torch.dtype | None = None, **placement: Any) -> Array:
+    """An array of one value."""
+    return jnp.broadcast_to(cast(value, _dtype(dtype, _kind(value))), tuple(size))
+
+
+@rule("full_like")
+def full_like(x: Array, value: Operand, *, dtype: torch.dtype | None = None, **placement: Any) -> Array:
+    """An array of one value in the shape of another."""
+    return jnp.broadcast_to(cast(value, _dtype(dtype, x.dtype)), x.shape)
+
+
+@rule("scalar_tensor")
+def scalar_tensor(value: Operand, *, dtype: torch.dtype | None = None, **placement: Any) -> Array:
+    """An array without dimensions."""
+    return cast(value, _dtype(dtype, _kind(value)))
+
+
+@rule("empty.memory_format", "zeros", "_efficientzerotensor")
+def empty(size: Sequence[int], *, dtype: torch.dtype | None = None, **placement: Any) -> Array:
+    """Zeros: memory without a value does not exist here."""
+    return jnp.zeros(tuple(size), _dtype(dtype, jnp.float32))
+
+
+@rule("ones")
+def ones(size: Sequence[int], *, dtype: torch.dtype | None = None, **placement: Any) -> Array:
+    """Ones."""
+    return jnp.ones(tuple(size), _dtype(dtype, jnp.float32))
+
+
+@rule("empty_strided", "empty_permuted")
+def empty_strided(size: Sequence[int], order: object, *, dtype: torch.dtype | None = None, **placement: Any) -> Array:
+    """Zeros."""
+    return empty(size, dtype=dtype)
+
+
+@rule("new_empty", "new_zeros")
+def new_empty(x: Array, size: Sequence[int], *, dtype: torch.dtype | None = None, **placement: Any) -> Array:
+    """Zeros in the dtype of `x`."""
+    return jnp.zeros(tuple(size), _dtype(dtype, x.dtype))
+
+
+@rule("new_empty_strided")
+def new_empty_strided(
+    x: Array, size: Sequence[int], stride: object, *, dtype: torch.dtype | None = None, **placement: Any
+) -> Array:
+    """Zeros in the dtype of `x`."""
+    return new_empty(x, size, dtype=dtype)
+
+
+@rule("empty_like", "zeros_like")
+def empty_like(x: Array, *, dtype: torch.dtype | None = None, **placement: Any) -> Array:
+    """Zeros in the shape of `x`."""
+    return jnp.zeros(x.shape, _dtype(dtype, x.dtype))
+
+
+@rule("arange.start_step")
+def arange(
+    start: Operand, end: Operand, step: Operand = 1, *, dtype: torch.dtype | None = None, **placement: Any
+) -> Array:
+    """`start`, `start + step` ... below `end`."""
+    whole = all(isinstance(bound, int) for bound in (start, end, step))
+    target = _dtype(dtype, jnp.int64 if whole else jnp.float32)
+    # Wider than the result: PyTorch multiplies in double precision.
+    return jnp.arange(start, end, step, dtype=jnp.int64 if whole else jnp.float64).astype(target)
+
+
+@rule("prims:iota")
+def iota(length: int, *, start: int, step: int, dtype: torch.dtype, **placement: Any) -> Array:
+    """`start`, `start + step` ..., `length` of them."""
+    return (start + step * jnp.arange(length, dtype=jnp.int64)).astype(jax_dtype(dtype))

@@ -1,0 +1,284 @@
+"""Rules of operators that read or write elements at computed places.
+
+An index out of range is an error in eager. Here it cannot be one: XLA reads the nearest element and drops the write.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from torch_ltc.backends.xla.promotion import Operand, cast, is_floating
+from torch_ltc.backends.xla.table import rule
+
+Index = Sequence[Array | None]
+
+
+def _places(indices: Index) -> tuple[Any, ...]:
+    return tuple(slice(None) if index is None else index for index in indices)
+
+
+@rule("index.Tensor", "_unsafe_index.Tensor")
+def index(x: Array, indices: Index) -> Array:
+    """The elements at these places."""
+    return x[_places(indices)]
+
+
+@rule("index_put", "_unsafe_index_put", "_index_put_impl")
+def index_put(x: Array, indices: Index, values: Array, accumulate: bool = False, unsafe: bool = False) -> Array:
+    """`x` with values written, or added, at these places."""
+    place = x.at[_places(indices)]
+    values = cast(values, x.dtype)
+    return _add_at(place, values) if accumulate else place.set(values)
+
+
+def _add_at(place: Any, values: Array) -> Array:
+    # Booleans do not add up: what is set stays set.
+    result: Array = place.max(values) if values.dtype == jnp.bool_ else place.add(values)
+    return result
+
+
+@rule("index_select")
+def index_select(x: Array, dim: int, places: Array) -> Array:
+    """The sub-arrays at these indices."""
+    if x.ndim == 0:
+        return x
+    return jnp.take(x, jnp.ravel(places), axis=dim, mode="clip")
+
+
+@rule("embedding")
+def embedding(weight: Array, places: Array, *options: object) -> Array:
+    """The rows of a table."""
+    return jnp.take(weight, places, axis=0, mode="clip")
+
+
+@rule("embedding_dense_backward")
+def embedding_dense_backward(
+    gradient: Array, places: Array, rows: int, padding: int, scale_by_frequency: bool
+) -> Array:
+    """Gradient of the table behind `embedding`."""
+    width = gradient.shape[places.ndim :]
+    gradient = gradient * (places != padding).astype(gradient.dtype)[(...,) + (None,) * len(width)]
+    if scale_by_frequency:
+        count = jnp.zeros((rows,), jnp.int64).at[jnp.ravel(places)].add(1)
+        gradient = gradient / count[places][(...,) + (None,) * len(width)].astype(gradient.dtype)
+    return jnp.zeros((rows, *width), gradient.dtype).at[places].add(gradient)
+
+
+def _grid(places: Array, dim: int) -> tuple[Array, ...]:
+    """For each element of `places` its own coordinates, that of `dim` replaced by its value."""
+    axis = dim % places.ndim
+    return tuple(places if d == axis else lax.broadcasted_iota(jnp.int64, places.shape, d) for d in range(places.ndim))
+
+
+@rule("gather")
+def gather(x: Array, dim: int, places: Array, *, sparse_grad: bool = False) -> Array:
+    """`x[i][places[i][j]]` and the like."""
+    if places.ndim == 0 or x.ndim == 0:
+        return jnp.reshape(jnp.ravel(x)[jnp.ravel(places)], places.shape)
+    return x[_grid(places, dim)]
+
+
+@rule("scatter.src")
+def scatter(x: Array, dim: int, places: Array, source: Array) -> Array:
+    """`x[i][places[i][j]] = source[i][j]` and the like."""
+    return _scattered(x, dim, places, source, "set")
+
+
+@rule("scatter.value")
+def scatter_value(x: Array, dim: int, places: Array, value: Operand) -> Array:
+    """`x[i][places[i][j]] = value` and the like."""
+    return _scattered(x, dim, places, cast(value, x.dtype), "set")
+
+
+@rule("scatter_add")
+def scatter_add(x: Array, dim: int, places: Array, source: Array) -> Array:
+    """`x[i][places[i][j]] += source[i][j]` and the like."""
+    return _scattered(x, dim, places, source, "add")
+
+
+def _scattered(x: Array, dim: int, places: Array, source: Array, method: str) -> Array:
+    if places.size == 0:
+        return x
+    # Without dimensions there is one element: the same as a vector of one.
+    shape = x.shape
+    x, places = jnp.atleast_1d(x), jnp.atleast_1d(places)
+    if source.ndim:
+        source = source[tuple(slice(length) for length in places.shape)]
+    place = x.at[_grid(places, dim)]
+    values = cast(source, x.dtype)
+    result = _add_at(place, values) if method == "add" else getattr(place, method)(values)
+    return jnp.reshape(result, shape)
+
+
+_METHODS = {
+    "sum": "add",
+    "add": "add",
+    "mean": "add",
+    "prod": "multiply",
+    "multiply": "multiply",
+    "amax": "max",
+    "amin": "min",
+}
+
+
+@rule("scatter_reduce.two")
+def scatter_reduce(
+    x: Array, dim: int, places: Array, source: Array, reduce: str, *, include_self: bool = True
+) -> Array:
+    """As `scatter`, combining what is written to one place by sum, prod, mean, amax or amin."""
+    if places.size == 0:
+        return x
+    start = x if include_self else _scattered(x, dim, places, neutral(reduce, x.dtype), "set")
+    result = _scattered(start, dim, places, source, _METHODS[reduce])
+    if reduce != "mean":
+        return result
+    counted = jnp.full(x.shape, 1 if include_self else 0, jnp.int64)
+    count = jnp.maximum(_scattered(counted, dim, places, jnp.ones(places.shape, jnp.int64), "add"), 1)
+    return result / count.astype(x.dtype) if is_floating(x) else jnp.floor_divide(result, count.astype(x.dtype))
+
+
+@rule("scatter.reduce")
+def scatter_with(x: Array, dim: int, places: Array, source: Array, *, reduce: str) -> Array:
+    """As `scatter`, adding to or multiplying what is there."""
+    return _scattered(x, dim, places, source, _METHODS[reduce])
+
+
+@rule("scatter.value_reduce")
+def scatter_value_with(x: Array, dim: int, places: Array, value: Operand, *, reduce: str) -> Array:
+    """As `scatter` of a number, adding to or multiplying what is there."""
+    return _scattered(x, dim, places, jnp.full(places.shape, value, x.dtype), _METHODS[reduce])
+
+
+def neutral(reduce: str, dtype: Any) -> Array:
+    """The value that changes nothing under a reduction."""
+    if reduce in ("sum", "mean"):
+        return jnp.zeros((), dtype)
+    if reduce == "prod":
+        return jnp.ones((), dtype)
+    limits: Any = jnp.finfo(dtype) if jnp.issubdtype(dtype, jnp.floating) else None
+    if limits is not None:
+        return jnp.asarray(-jnp.inf if reduce == "amax" else jnp.inf, dtype)
+    if dtype == jnp.bool_:
+        return jnp.asarray(reduce == "amin")
+    integers = jnp.iinfo(dtype)
+    return jnp.asarray(integers.min if reduce == "amax" else integers.max, dtype)
+
+
+def _rows(x: Array, dim: int, places: Array, source: Array) -> tuple[Array, Array]:
+    """`places` of one dimension, spread over the shape of `source`, for the scatter rules."""
+    if source.ndim == 0:
+        return jnp.atleast_1d(places), jnp.atleast_1d(source)
+    shape = [1] * source.ndim
+    shape[dim] = -1
+    return jnp.broadcast_to(jnp.reshape(jnp.ravel(places), shape), source.shape), source
+
+
+@rule("index_add")
+def index_add(x: Array, dim: int, places: Array, source: Array, *, alpha: Operand = 1) -> Array:
+    """`x` with sub-arrays added at these indices."""
+    spread, source = _rows(x, dim, places, source)
+    return scatter_add(x, dim, spread, source * cast(alpha, source.dtype))
+
+
+@rule("index_copy")
+def index_copy(x: Array, dim: int, places: Array, source: Array) -> Array:
+    """`x` with sub-arrays replaced at these indices."""
+    return scatter(x, dim, *_rows(x, dim, places, source))
+
+
+@rule("index_fill.int_Scalar", "index_fill.int_Tensor")
+def index_fill(x: Array, dim: int, places: Array, value: Operand) -> Array:
+    """`x` with sub-arrays at these indices filled."""
+    if x.ndim == 0:
+        return jnp.where(places.size > 0, cast(value, x.dtype), x)
+    where = (slice(None),) * (dim % x.ndim) + (jnp.ravel(places),)
+    return x.at[where].set(cast(value, x.dtype))
+
+
+@rule("index_reduce")
+def index_reduce(x: Array, dim: int, places: Array, source: Array, reduce: str, *, include_self: bool = True) -> Array:
+    """`x` with sub-arrays combined at these indices."""
+    spread, source = _rows(x, dim, places, source)
+    return scatter_reduce(x, dim, spread, source, reduce, include_self=include_self)
+
+
+@rule("take")
+def take(x: Array, places: Array) -> Array:
+    """Elements of the flattened array."""
+    return jnp.ravel(x)[places]
+
+
+@rule("put")
+def put(x: Array, places: Array, source: Array, accumulate: bool = False) -> Array:
+    """The flattened array with elements replaced or added to."""
+    flat = index_put(jnp.ravel(x), [jnp.ravel(places)], jnp.ravel(source), accumulate)
+    return jnp.reshape(flat, x.shape)
+
+
+@rule("masked_scatter")
+def masked_scatter(x: Array, mask: Array, source: Array) -> Array:
+    """`x` with the elements under the mask replaced by those of `source`, in order."""
+    x, mask = jnp.broadcast_arrays(x, mask)
+    flat = jnp.ravel(mask)
+    if source.size == 0:
+        return x
+    order = jnp.clip(jnp.cumsum(flat) - 1, 0, source.size - 1)
+    chosen = jnp.where(flat, jnp.ravel(source)[order], jnp.ravel(x))
+    return jnp.reshape(chosen, x.shape)
+
+
+@rule("masked_scatter_backward")
+def masked_scatter_backward(gradient: Array, mask: Array, sizes: Sequence[int]) -> Array:
+    """Gradient of the source of `masked_scatter`."""
+    count = math.prod(sizes)
+    flat = jnp.ravel(jnp.broadcast_to(mask, gradient.shape))
+    # What is not under the mask is sent behind the end, where it is dropped.
+    order = jnp.where(flat, jnp.cumsum(flat) - 1, count)
+    result = jnp.zeros((count,), gradient.dtype).at[order].set(jnp.ravel(gradient), mode="drop")
+    return jnp.reshape(result, tuple(sizes))
+
+
+@rule("nonzero_static")
+def nonzero_static(x: Array, *, size: int, fill_value: int = -1) -> Array:
+    """The coordinates of the first `size` elements that are not zero."""
+    found = jnp.nonzero(x, size=size, fill_value=fill_value)
+    return jnp.stack(found, axis=-1) if found else jnp.zeros((size, 0), jnp.int64)
+
+
+@rule("searchsorted.Tensor")
+def searchsorted(
+    ordered: Array,
+    values: Array,
+    *,
+    out_int32: bool = False,
+    right: bool = False,
+    side: str | None = None,
+    sorter: Array | None = None,
+) -> Array:
+    """Where each value belongs in the last dimension of `ordered`."""
+    if sorter is not None:
+        ordered = jnp.take_along_axis(ordered, sorter, axis=-1)
+    side = side or ("right" if right else "left")
+    if ordered.ndim <= 1:
+        return jnp.searchsorted(jnp.ravel(ordered), values, side=side)
+    rows = jnp.reshape(ordered, (-1, ordered.shape[-1]))
+    wanted = jnp.reshape(values, (rows.shape[0], -1))
+    below = rows[:, None, :] < wanted[:, :, None] if side == "left" else rows[:, None, :] <= wanted[:, :, None]
+    return jnp.reshape(jnp.sum(below, axis=-1), values.shape)
+
+
+@rule("searchsorted.Scalar")
+def searchsorted_number(ordered: Array, value: Operand, **options: Any) -> Array:
+    """Where a number belongs in a sorted vector."""
+    return searchsorted(ordered, jnp.asarray(value), **options)
+
+
+@rule("bucketize.Tensor", "bucketize.Scalar")
+def bucketize(value: Operand, boundaries: Array, *, out_int32: bool = False, right: bool = False) -> Array:
+    """Between which boundaries each value lies."""
+    return searchsorted(boundaries, jnp.asarray(value), right=right)

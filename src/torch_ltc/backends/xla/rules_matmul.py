@@ -1,0 +1,222 @@
+"""Rules of matrix products, convolutions and attention."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from torch_ltc.backends.xla.promotion import Operand, cast, is_complex, is_floating, widen
+from torch_ltc.backends.xla.table import rule
+
+# PyTorch multiplies float32 matrices in float32; XLA would take a faster, coarser path on some devices.
+_PRECISION = lax.Precision.HIGHEST
+
+
+def matmul(x: Array, y: Array) -> Array:
+    """Matrix product, half precision added up in float32."""
+    wide = jnp.float32 if is_floating(x) and x.dtype.itemsize == 2 else None
+    return jnp.matmul(x, y, precision=_PRECISION, preferred_element_type=wide)
+
+
+@rule("mm", "bmm", "mv", "dot", "linalg_matmul", "matmul")
+def mm(x: Array, y: Array) -> Array:
+    """Matrix product."""
+    return matmul(x, y)
+
+
+@rule("vdot")
+def vdot(x: Array, y: Array) -> Array:
+    """Inner product, the first vector conjugated."""
+    return matmul(jnp.conj(x), y)
+
+
+@rule("addmm", "addmv", "baddbmm")
+def addmm(bias: Array, x: Array, y: Array, *, beta: Operand = 1, alpha: Operand = 1) -> Array:
+    """`beta * bias + alpha * x @ y`."""
+    return _added(bias, matmul(x, y), beta, alpha)
+
+
+@rule("addbmm")
+def addbmm(bias: Array, x: Array, y: Array, *, beta: Operand = 1, alpha: Operand = 1) -> Array:
+    """`beta * bias + alpha * (x @ y)`, the products of the batch added up."""
+    return _added(bias, jnp.sum(matmul(x, y), axis=0), beta, alpha)
+
+
+def _added(bias: Array, product: Array, beta: Operand, alpha: Operand) -> Array:
+    scaled = product * cast(alpha, product.dtype)
+    # A bias with the factor zero is ignored, whatever is in it.
+    if not isinstance(beta, Array) and beta == 0:
+        return scaled
+    return bias.astype(product.dtype) * cast(beta, product.dtype) + scaled
+
+
+@rule("_trilinear")
+def trilinear(
+    x: Array,
+    y: Array,
+    z: Array,
+    expand1: Sequence[int],
+    expand2: Sequence[int],
+    expand3: Sequence[int],
+    sumdim: Sequence[int],
+    unroll_dim: int = 1,
+) -> Array:
+    """Product of three arrays, each given new dimensions, summed."""
+    product = jnp.expand_dims(x, tuple(expand1)) * jnp.expand_dims(y, tuple(expand2))
+    return jnp.sum(product * jnp.expand_dims(z, tuple(expand3)), axis=tuple(sumdim))
+
+
+def _convolve(
+    x: Array,
+    weight: Array,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+) -> Array:
+    spatial = x.ndim - 2
+    steps, border, spread = (_each(values, spatial) for values in (stride, padding, dilation))
+    wide = jnp.float32 if is_floating(x) and x.dtype.itemsize == 2 else None
+    options: dict[str, Any] = {"feature_group_count": groups, "precision": _PRECISION, "preferred_element_type": wide}
+    if not transposed:
+        pads = [(p, p) for p in border]
+        return lax.conv_general_dilated(x, weight, steps, pads, rhs_dilation=spread, **options)
+    extra = _each(output_padding, spatial)
+    reach = [d * (k - 1) for d, k in zip(spread, weight.shape[2:], strict=True)]
+    pads = [(r - p, r - p + e) for r, p, e in zip(reach, border, extra, strict=True)]
+    kernel = _transposed_kernel(weight, groups)
+    ones = [1] * spatial
+    return lax.conv_general_dilated(x, kernel, ones, pads, lhs_dilation=steps, rhs_dilation=spread, **options)
+
+
+def _transposed_kernel(weight: Array, groups: int) -> Array:
+    """The kernel of the plain convolution that computes a transposed one: mirrored, inputs and outputs exchanged."""
+    mirrored = jnp.flip(weight, tuple(range(2, weight.ndim)))
+    inputs, outputs = weight.shape[:2]
+    grouped = jnp.reshape(mirrored, (groups, inputs // groups, outputs, *weight.shape[2:]))
+    return jnp.reshape(jnp.swapaxes(grouped, 1, 2), (groups * outputs, inputs // groups, *weight.shape[2:]))
+
+
+def _each(values: Sequence[int], count: int) -> list[int]:
+    return list(values) * count if len(values) == 1 else list(values)
+
+
+@rule("convolution", "convolution_overrideable")
+def convolution(
+    x: Array,
+    weight: Array,
+    bias: Array | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+) -> Array:
+    """Convolution over any number of dimensions."""
+    result = _convolve(x, weight, stride, padding, dilation, transposed, output_padding, groups)
+    if bias is None:
+        return result
+    return result + jnp.reshape(bias.astype(result.dtype), (1, -1) + (1,) * (x.ndim - 2))
+
+
+@rule("convolution_backward")
+def convolution_backward(
+    gradient: Array,
+    x: Array,
+    weight: Array,
+    bias_sizes: Sequence[int] | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+    output_mask: Sequence[bool],
+) -> tuple[Array | None, Array | None, Array | None]:
+    """Gradients of `convolution`."""
+
+    def forward(x: Array, weight: Array) -> Array:
+        return _convolve(x, weight, stride, padding, dilation, transposed, output_padding, groups)
+
+    gradient, x, weight = widen(gradient), widen(x), widen(weight)
+    # JAX pulls a gradient back without conjugating it.
+    back = jax.vjp(forward, x, weight)[1](jnp.conj(gradient) if is_complex(gradient) else gradient)
+    for_x, for_weight = (jnp.conj(each) if is_complex(each) else each for each in back)
+    dims = (0, *range(2, gradient.ndim))
+    return (
+        for_x if output_mask[0] else None,
+        for_weight if output_mask[1] else None,
+        jnp.sum(gradient, axis=dims) if output_mask[2] else None,
+    )
+
+
+def _attention(
+    query: Array, key: Array, value: Array, mask: Array | None, is_causal: bool, scale: float | None
+) -> tuple[Array, Array]:
+    """Attention, and the logarithm of the sum of exponentials of each row of scores."""
+    query, key, value = widen(query), widen(key), widen(value)
+    factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    scores = matmul(query, jnp.swapaxes(key, -2, -1)) * factor
+    if is_causal:
+        seen = jnp.tril(jnp.ones(scores.shape[-2:], jnp.bool_))
+        scores = jnp.where(seen, scores, -jnp.inf)
+    if mask is not None:
+        scores = scores + widen(mask)
+    total = jax.nn.logsumexp(scores, axis=-1)
+    # A row that sees nothing attends to nothing.
+    weights = jnp.where(jnp.isneginf(total)[..., None], 0, jnp.exp(scores - total[..., None]))
+    return matmul(weights, value), total
+
+
+@rule("_scaled_dot_product_flash_attention_for_cpu")
+def attention(
+    query: Array,
+    key: Array,
+    value: Array,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    attn_mask: Array | None = None,
+    scale: float | None = None,
+) -> tuple[Array, Array]:
+    """Scaled dot product attention without dropout."""
+    return _attention(query, key, value, attn_mask, is_causal, scale)
+
+
+@rule("_scaled_dot_product_flash_attention_for_cpu_backward")
+def attention_backward(
+    gradient: Array,
+    query: Array,
+    key: Array,
+    value: Array,
+    out: Array,
+    logsumexp: Array,
+    dropout_p: float,
+    is_causal: bool,
+    *,
+    attn_mask: Array | None = None,
+    scale: float | None = None,
+) -> tuple[Array, Array, Array]:
+    """Gradients of `attention` with respect to query, key and value, from what the forward pass kept."""
+    gradient, query, key, value = widen(gradient), widen(query), widen(key), widen(value)
+    factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    scores = matmul(query, jnp.swapaxes(key, -2, -1)) * factor
+    if is_causal:
+        scores = jnp.where(jnp.tril(jnp.ones(scores.shape[-2:], jnp.bool_)), scores, -jnp.inf)
+    if attn_mask is not None:
+        scores = scores + widen(attn_mask)
+    total = widen(logsumexp)[..., None]
+    weights = jnp.where(jnp.isneginf(total), 0, jnp.exp(scores - total))
+    for_value = matmul(jnp.swapaxes(weights, -2, -1), gradient)
+    for_weights = matmul(gradient, jnp.swapaxes(value, -2, -1))
+    inner = jnp.sum(gradient * widen(out), axis=-1, keepdims=True)
+    for_scores = weights * (for_weights - inner) * factor
+    return matmul(for_scores, key), matmul(jnp.swapaxes(for_scores, -2, -1), query), for_value

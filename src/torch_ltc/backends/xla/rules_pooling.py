@@ -1,0 +1,273 @@
+"""Rules of pooling."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from torch_ltc.backends.xla.promotion import is_floating, widen
+from torch_ltc.backends.xla.rules_shape import transposed
+from torch_ltc.backends.xla.table import rule
+
+Sizes = Sequence[int]
+
+
+def _spread(values: Sizes, count: int) -> list[int]:
+    return list(values) * count if len(values) == 1 else list(values)
+
+
+def _output_length(length: int, kernel: int, stride: int, pad: int, dilation: int, ceil_mode: bool) -> int:
+    span = length + 2 * pad - dilation * (kernel - 1) - 1
+    count = (-(-span // stride) if ceil_mode else span // stride) + 1
+    # A last window that would begin in the border on the right is left out.
+    if ceil_mode and (count - 1) * stride >= length + pad:
+        count -= 1
+    return count
+
+
+class _Windows:
+    """The windows of a pooling over the last dimensions of an array."""
+
+    def __init__(
+        self, x: Array, spatial: int, kernel: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes, ceil_mode: bool
+    ) -> None:
+        self.lengths = x.shape[x.ndim - spatial :]
+        self.kernel = _spread(kernel, spatial)
+        self.stride = _spread(stride, spatial) if stride else self.kernel
+        self.padding = _spread(padding, spatial)
+        self.dilation = _spread(dilation, spatial)
+        self.counts = [
+            _output_length(*each, ceil_mode)
+            for each in zip(self.lengths, self.kernel, self.stride, self.padding, self.dilation, strict=True)
+        ]
+
+    def padded(self, x: Array, value: float | int) -> Array:
+        """`x` with a border wide enough for the last window."""
+        widths = [(0, 0, 0)] * (x.ndim - len(self.lengths))
+        for length, k, s, p, d, n in zip(
+            self.lengths, self.kernel, self.stride, self.padding, self.dilation, self.counts, strict=True
+        ):
+            widths.append((p, max((n - 1) * s + d * (k - 1) + 1 - length - p, 0), 0))
+        return lax.pad(x, jnp.asarray(value, x.dtype), widths)
+
+    def pieces(self, padded: Array) -> list[Array]:
+        """For each place in the kernel, what all windows have there."""
+        leading = padded.ndim - len(self.lengths)
+        found = []
+        for place in itertools.product(*(range(k) for k in self.kernel)):
+            starts = [p * d for p, d in zip(place, self.dilation, strict=True)]
+            ends = [a + (n - 1) * s + 1 for a, n, s in zip(starts, self.counts, self.stride, strict=True)]
+            low = [0] * leading + starts
+            high = list(padded.shape[:leading]) + ends
+            found.append(lax.slice(padded, low, high, [1] * leading + self.stride))
+        return found
+
+    def sums(self, x: Array) -> Array:
+        """The sum over each window."""
+        ones = [1] * (x.ndim - len(self.lengths))
+        total = lax.reduce_window(
+            self.padded(x, 0), jnp.zeros((), x.dtype), lax.add, (*ones, *self.kernel), (*ones, *self.stride), "VALID"
+        )
+        return total[(..., *(slice(n) for n in self.counts))]
+
+
+def _max_pool(
+    x: Array, spatial: int, kernel: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes, ceil_mode: bool
+) -> tuple[Array, Array]:
+    windows = _Windows(x, spatial, kernel, stride, padding, dilation, ceil_mode)
+    places = jnp.reshape(jnp.arange(math.prod(windows.lengths)), windows.lengths)
+    lowest = -math.inf if is_floating(x) else int(jnp.iinfo(x.dtype).min)
+    values = jnp.stack(windows.pieces(windows.padded(x, lowest)))
+    where = jnp.stack(windows.pieces(windows.padded(places, -1)))
+    # The border must not win against elements that are as low as it is.
+    inside = jnp.reshape(where >= 0, (len(where),) + (1,) * (x.ndim - spatial) + where.shape[1:])
+    score = jnp.where(inside & (values == lowest), 1, 0)
+    best = jnp.argmax(values, axis=0)
+    first_inside = jnp.argmax(jnp.broadcast_to(score, values.shape), axis=0)
+    best = jnp.where(jnp.max(values, axis=0) == lowest, first_inside, best)[None]
+    spread = jnp.broadcast_to(jnp.reshape(where, inside.shape), values.shape)
+    return jnp.take_along_axis(values, best, axis=0)[0], jnp.take_along_axis(spread, best, axis=0)[0]
+
+
+@rule("max_pool2d_with_indices")
+def max_pool2d(
+    x: Array, kernel: Sizes, stride: Sizes = (), padding: Sizes = (0,), dilation: Sizes = (1,), ceil_mode: bool = False
+) -> tuple[Array, Array]:
+    """Maximum over windows, and where it is."""
+    return _max_pool(x, 2, kernel, stride, padding, dilation, ceil_mode)
+
+
+@rule("max_pool3d_with_indices")
+def max_pool3d(
+    x: Array, kernel: Sizes, stride: Sizes = (), padding: Sizes = (0,), dilation: Sizes = (1,), ceil_mode: bool = False
+) -> tuple[Array, Array]:
+    """Maximum over windows, and where it is."""
+    return _max_pool(x, 3, kernel, stride, padding, dilation, ceil_mode)
+
+
+def _to_places(gradient: Array, x: Array, places: Array, spatial: int) -> Array:
+    """Each gradient added to the element that its window chose."""
+    rows = math.prod(x.shape[: x.ndim - spatial])
+    row = jnp.arange(rows)[:, None]
+    flat = jnp.zeros((rows, math.prod(x.shape[x.ndim - spatial :])), gradient.dtype)
+    if gradient.size == 0:
+        return jnp.reshape(flat, x.shape)
+    added = flat.at[row, jnp.reshape(places, (rows, -1))].add(jnp.reshape(gradient, (rows, -1)))
+    return jnp.reshape(added, x.shape)
+
+
+@rule("max_pool2d_with_indices_backward")
+def max_pool2d_backward(
+    gradient: Array,
+    x: Array,
+    kernel: Sizes,
+    stride: Sizes,
+    padding: Sizes,
+    dilation: Sizes,
+    ceil_mode: bool,
+    places: Array,
+) -> Array:
+    """Gradient of `max_pool2d`."""
+    return _to_places(gradient, x, places, 2)
+
+
+@rule("max_pool3d_with_indices_backward")
+def max_pool3d_backward(
+    gradient: Array,
+    x: Array,
+    kernel: Sizes,
+    stride: Sizes,
+    padding: Sizes,
+    dilation: Sizes,
+    ceil_mode: bool,
+    places: Array,
+) -> Array:
+    """Gradient of `max_pool3d`."""
+    return _to_places(gradient, x, places, 3)
+
+
+@rule("adaptive_max_pool2d_backward")
+def adaptive_max_pool2d_backward(gradient: Array, x: Array, places: Array) -> Array:
+    """Gradient of `adaptive_max_pool2d`."""
+    return _to_places(gradient, x, places, 2)
+
+
+@rule("adaptive_max_pool3d_backward")
+def adaptive_max_pool3d_backward(gradient: Array, x: Array, places: Array) -> Array:
+    """Gradient of `adaptive_max_pool3d`."""
+    return _to_places(gradient, x, places, 3)
+
+
+@rule("fractional_max_pool2d_backward")
+def fractional_max_pool2d_backward(gradient: Array, x: Array, kernel: Sizes, size: Sizes, places: Array) -> Array:
+    """Gradient of `fractional_max_pool2d`."""
+    return _to_places(gradient, x, places, 2)
+
+
+@rule("fractional_max_pool3d_backward")
+def fractional_max_pool3d_backward(gradient: Array, x: Array, kernel: Sizes, size: Sizes, places: Array) -> Array:
+    """Gradient of `fractional_max_pool3d`."""
+    return _to_places(gradient, x, places, 3)
+
+
+def _avg_pool(
+    x: Array,
+    spatial: int,
+    kernel: Sizes,
+    stride: Sizes,
+    padding: Sizes,
+    ceil_mode: bool,
+    count_include_pad: bool,
+    divisor: int | None,
+) -> Array:
+    windows = _Windows(x, spatial, kernel, stride, padding, (1,), ceil_mode)
+    total = windows.sums(x)
+    if divisor is not None:
+        return total / divisor
+    ones = jnp.ones(windows.lengths, x.dtype)
+    if not count_include_pad:
+        return total / windows.sums(ones)
+    # The border counts, but not what lies behind it on the right, where only a rounded-up window reaches.
+    bordered = jnp.pad(ones, [(p, p) for p in windows.padding], constant_values=1)
+    windows_of_border = _Windows(bordered, spatial, windows.kernel, windows.stride, (0,), (1,), ceil_mode)
+    windows_of_border.counts = windows.counts
+    return total / windows_of_border.sums(bordered)
+
+
+def _avg_pool_backward(
+    gradient: Array,
+    x: Array,
+    spatial: int,
+    kernel: Sizes,
+    stride: Sizes,
+    padding: Sizes,
+    ceil_mode: bool,
+    count_include_pad: bool,
+    divisor: int | None,
+) -> Array:
+    def forward(x: Array) -> Array:
+        return _avg_pool(x, spatial, kernel, stride, padding, ceil_mode, count_include_pad, divisor)
+
+    return transposed(forward, widen(x), widen(gradient))
+
+
+@rule("avg_pool2d")
+def avg_pool2d(
+    x: Array,
+    kernel: Sizes,
+    stride: Sizes = (),
+    padding: Sizes = (0,),
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Array:
+    """Mean over windows."""
+    return _avg_pool(widen(x), 2, kernel, stride, padding, ceil_mode, count_include_pad, divisor_override)
+
+
+@rule("avg_pool3d")
+def avg_pool3d(
+    x: Array,
+    kernel: Sizes,
+    stride: Sizes = (),
+    padding: Sizes = (0,),
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Array:
+    """Mean over windows."""
+    return _avg_pool(widen(x), 3, kernel, stride, padding, ceil_mode, count_include_pad, divisor_override)
+
+
+@rule("avg_pool2d_backward")
+def avg_pool2d_backward(
+    gradient: Array,
+    x: Array,
+    kernel: Sizes,
+    stride: Sizes,
+    padding: Sizes,
+    ceil_mode: bool,
+    count_include_pad: bool,
+    divisor: int | None,
+) -> Array:
+    """Gradient of `avg_pool2d`."""
+    return _avg_pool_backward(gradient, x, 2, kernel, stride, padding, ceil_mode, count_include_pad, divisor)
+
+
+@rule("avg_pool3d_backward")
+def avg_pool3d_backward(
+    gradient: Array,
+    x: Array,
+    kernel: Sizes,
+    stride: Sizes,
+    padding: Sizes,
+    ceil_mode: bool,
+    count_include_pad: bool,
+    divisor: int | None,
+) -> Array:
+    """Gradient of `avg_pool3d`."""
+    return _avg_pool_backward(gradient, x, 3, kernel, stride, padding, ceil_mode, count_include_pad, divisor)

@@ -1,0 +1,186 @@
+"""Rules of special functions that JAX does not have, and of the orthogonal polynomials.
+
+Bessel functions of the first and second kind are summed in double precision: near zero from their power series, far
+from it from their asymptotic expansion. Those of the modified second kind are integrals, done by the trapezoidal rule,
+which converges fast because the integrand vanishes with all its derivatives at both ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from torch_ltc.backends.xla.promotion import Operand, promote_float, widen
+from torch_ltc.backends.xla.table import add_rules, rule
+
+_EULER = 0.5772156649015329
+# Below this the power series is used. Both are good to ten digits there.
+_NEAR = 12.0
+_SERIES_TERMS = 40
+_ASYMPTOTIC_TERMS = 22
+_MOST_ORDER = 64
+
+
+def _series(x: Array, order: int) -> tuple[Array, Array]:
+    """The power series of J, and the part of Y that is not a multiple of J's, for |x| below `_NEAR`."""
+    quarter = -jnp.square(x / 2)
+    term = (x / 2) ** order
+    first, second = jnp.zeros_like(x), jnp.zeros_like(x)
+    low, high = 0.0, float(order)
+    for k in range(_SERIES_TERMS):
+        if k:
+            term = term * quarter / (k * (k + order))
+            low, high = low + 1 / k, high + 1 / (k + order)
+        first = first + term
+        second = second + term * (low + high - 2 * _EULER)
+    return first, second
+
+
+def _asymptotic(x: Array, order: int) -> tuple[Array, Array]:
+    """J and Y for `x` above `_NEAR`, by Hankel's expansion."""
+    mu = 4.0 * order * order
+    even, odd = jnp.ones_like(x), jnp.zeros_like(x)
+    term = jnp.ones_like(x)
+    for k in range(1, _ASYMPTOTIC_TERMS):
+        term = term * (mu - (2 * k - 1) ** 2) / (k * 8 * x)
+        sign = 1 if k % 4 < 2 else -1
+        if k % 2:
+            odd = odd + sign * term
+        else:
+            even = even + sign * term
+    angle = x - (order / 2 + 0.25) * np.pi
+    scale = jnp.sqrt(2 / (np.pi * x))
+    first = scale * (even * jnp.cos(angle) - odd * jnp.sin(angle))
+    return first, scale * (even * jnp.sin(angle) + odd * jnp.cos(angle))
+
+
+def _bessel_j(order: int) -> Callable[[Array], Array]:
+    def run(x: Array) -> Array:
+        wide = x.astype(jnp.float64)
+        size = jnp.abs(wide)
+        near = _series(jnp.minimum(size, _NEAR), order)[0]
+        far = _asymptotic(jnp.maximum(size, _NEAR), order)[0]
+        result = jnp.where(size < _NEAR, near, far)
+        result = jnp.where(jnp.isinf(size), 0.0, result)
+        return result * jnp.sign(wide) if order % 2 else result
+
+    return run
+
+
+def _bessel_y(order: int) -> Callable[[Array], Array]:
+    def run(x: Array) -> Array:
+        wide = x.astype(jnp.float64)
+        small = jnp.clip(wide, jnp.finfo(jnp.float64).tiny, _NEAR)
+        first, rest = _series(small, order)
+        pole = 2 / small if order == 1 else 0.0
+        near = (2 * jnp.log(small / 2) * first - rest - pole) / np.pi
+        far = _asymptotic(jnp.maximum(wide, _NEAR), order)[1]
+        result = jnp.where(wide < _NEAR, near, far)
+        result = jnp.where(jnp.isinf(wide), 0.0, result)
+        return jnp.where(wide == 0, -jnp.inf, jnp.where(wide < 0, jnp.nan, result))
+
+    return run
+
+
+def _bessel_k(order: int, scaled: bool) -> Callable[[Array], Array]:
+    def run(x: Array) -> Array:
+        wide = x.astype(jnp.float64)
+        positive = jnp.where(wide > 0, wide, 1.0)
+        step, count = 0.05, 200
+        total = 0.5 * jnp.ones_like(positive)
+        for k in range(1, count):
+            # cosh(t) - 1, without the loss of digits near zero.
+            rise = 2 * np.sinh(k * step / 2) ** 2
+            total = total + jnp.exp(-positive * rise) * np.cosh(order * k * step)
+        result = total * step
+        result = result if scaled else result * jnp.exp(-positive)
+        # The integral runs out of range near zero, where the leading term is enough.
+        tiny = -jnp.log(positive / 2) - _EULER if order == 0 else 1 / positive
+        result = jnp.where(positive < 1e-6, tiny, result)
+        return jnp.where(wide == 0, jnp.inf, jnp.where(wide < 0, jnp.nan, result))
+
+    return run
+
+
+_FUNCTIONS: dict[str, Callable[[Array], Array]] = {
+    "special_bessel_j0": _bessel_j(0),
+    "special_bessel_j1": _bessel_j(1),
+    "special_bessel_y0": _bessel_y(0),
+    "special_bessel_y1": _bessel_y(1),
+    "special_modified_bessel_k0": _bessel_k(0, scaled=False),
+    "special_modified_bessel_k1": _bessel_k(1, scaled=False),
+    "special_scaled_modified_bessel_k0": _bessel_k(0, scaled=True),
+    "special_scaled_modified_bessel_k1": _bessel_k(1, scaled=True),
+    "special_spherical_bessel_j0": lambda x: jnp.sinc(widen(x) / np.pi),
+}
+for _name, _function in _FUNCTIONS.items():
+    add_rules(_function, [_name])
+
+
+# How a polynomial of order n + 1 follows from those of order n and n - 1: (n, x, p_n, p_(n-1)).
+_Recurrence = Callable[[int, Array, Array, Array], Array]
+# The polynomial of order 1.
+_First = Callable[[Array], Array]
+
+
+def _polynomial(first: _First, recurrence: _Recurrence, shifted: bool = False) -> Callable[[Operand, Operand], Array]:
+    def run(x: Operand, order: Operand) -> Array:
+        place, wanted = jnp.broadcast_arrays(*promote_float(x, order))
+        wanted = jnp.trunc(wanted)
+        place = 2 * place - 1 if shifted else place
+        before, here = jnp.ones_like(place), first(place)
+        result = jnp.where(wanted < 0, 0.0, jnp.where(wanted == 0, before, here))
+        # Python's loop: the order is at most what PyTorch computes by recurrence, and each step is one fused line.
+        for n in range(1, _MOST_ORDER):
+            before, here = here, recurrence(n, place, here, before)
+            result = jnp.where(wanted == n + 1, here, result)
+        return result
+
+    return run
+
+
+def _chebyshev(n: int, x: Array, here: Array, before: Array) -> Array:
+    return 2 * x * here - before
+
+
+_POLYNOMIALS: dict[str, Callable[[Operand, Operand], Array]] = {
+    "special_chebyshev_polynomial_t": _polynomial(lambda x: x, _chebyshev),
+    "special_chebyshev_polynomial_u": _polynomial(lambda x: 2 * x, _chebyshev),
+    "special_chebyshev_polynomial_v": _polynomial(lambda x: 2 * x - 1, _chebyshev),
+    "special_chebyshev_polynomial_w": _polynomial(lambda x: 2 * x + 1, _chebyshev),
+    "special_shifted_chebyshev_polynomial_t": _polynomial(lambda x: x, _chebyshev, shifted=True),
+    "special_shifted_chebyshev_polynomial_u": _polynomial(lambda x: 2 * x, _chebyshev, shifted=True),
+    "special_shifted_chebyshev_polynomial_v": _polynomial(lambda x: 2 * x - 1, _chebyshev, shifted=True),
+    "special_shifted_chebyshev_polynomial_w": _polynomial(lambda x: 2 * x + 1, _chebyshev, shifted=True),
+    "special_hermite_polynomial_h": _polynomial(lambda x: 2 * x, lambda n, x, here, old: 2 * x * here - 2 * n * old),
+    "special_hermite_polynomial_he": _polynomial(lambda x: x, lambda n, x, here, old: x * here - n * old),
+    "special_laguerre_polynomial_l": _polynomial(
+        lambda x: 1 - x, lambda n, x, here, old: ((2 * n + 1 - x) * here - n * old) / (n + 1)
+    ),
+    "special_legendre_polynomial_p": _polynomial(
+        lambda x: x, lambda n, x, here, old: ((2 * n + 1) * x * here - n * old) / (n + 1)
+    ),
+}
+for _name, _polynomial_rule in _POLYNOMIALS.items():
+    add_rules(_polynomial_rule, [_name, f"{_name}.x_scalar", f"{_name}.n_scalar"])
+
+
+@rule("polygamma")
+def polygamma(order: int, x: Array) -> Array:
+    """The derivative of this order of the digamma function."""
+    wide = widen(x)
+    if order == 0:
+        return jax.scipy.special.digamma(wide)
+    if order == 1:
+        # Reflection: the series behind zeta() wants positive arguments.
+        mirrored = jnp.where(wide < 0.5, 1 - wide, wide)
+        sine = jnp.sin(np.pi * wide)
+        plain = lax.zeta(jnp.full_like(wide, 2.0), mirrored)
+        return jnp.where(wide < 0.5, np.pi**2 / jnp.square(sine) - plain, plain)
+    sign = 1.0 if order % 2 else -1.0
+    factorial = jnp.exp(lax.lgamma(jnp.asarray(order + 1.0, wide.dtype)))
+    return sign * factorial * lax.zeta(jnp.full_like(wide, order + 1.0), wide)

@@ -1,0 +1,179 @@
+"""Runs a functional program: the backend's functions for its parts, PyTorch's kernels for the calls in between."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from torch_ltc.errors import LtcError
+from torch_ltc.lowering.calls import run_call
+from torch_ltc.lowering.data import BackendData, alias_physical
+from torch_ltc.lowering.functionalize import Functional, Parameter
+from torch_ltc.lowering.interface import Arguments, Computation, Held, Outcome, ProgramFunction
+from torch_ltc.lowering.partition import Part
+from torch_ltc.lowering.results import check_count, check_result, fitted
+from torch_ltc.program.instruction import Call, Program
+from torch_ltc.program.render import call_text
+from torch_ltc.program.safety import may_fail
+from torch_ltc.program.spec import Spec
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledPart:
+    """A part and what the backend made of it; no function for a call that PyTorch runs."""
+
+    part: Part
+    function: ProgramFunction | None
+    text: str
+
+
+class FunctionalComputation(Computation):
+    """A program in functional form. Nothing is written before every part has run, except by a function that returns the
+    very tensor it was given: that one has been written in place."""
+
+    def __init__(self, backend: str, recorded: Program, functional: Functional, parts: list[CompiledPart]) -> None:
+        self.program = recorded
+        self.functional = functional
+        self.restored = inputs_at_risk(functional.program, functional.parameters)
+        self._backend = backend
+        self._parts = parts
+        self._pure = functional.program
+        recorded_specs = recorded.specs()
+        self._expected = [(number, recorded_specs[number]) for number in recorded.outputs]
+        self._numbers = [(i.number, i.slot, i.spec.dtype) for i in self._pure.numbers]
+
+    def to_string(self) -> str:
+        """The backend's text for each part, and the calls in between."""
+        return "\n".join(part.text for part in self._parts)
+
+    def run(self, arguments: Arguments) -> Outcome:
+        """Run the parts, then give outputs and updated inputs their data."""
+        given = [self._given(parameter, arguments) for parameter in self.functional.parameters]
+        values: dict[int, Any] = {i.number: held for i, held in zip(self._pure.inputs, given, strict=True)}
+        for number, slot, dtype in self._numbers:
+            values[number] = torch.tensor(arguments.scalars[slot], dtype=dtype)
+        for compiled in self._parts:
+            self._run_part(compiled, values, arguments)
+        # Memory that is spoken for: an output must not share it.
+        taken = _Memory(given)
+        outcome = Outcome([], [], {})
+        for update in self._pure.updates:
+            spec = self.functional.parameters[update.input].spec
+            self._install(update.input, given[update.input], values[update.number], spec, arguments, outcome, taken)
+        for (recorded, spec), number in zip(self._expected, self._pure.outputs, strict=True):
+            result = values[number]
+            check_result(self._backend, self.program, recorded, result, spec)
+            outcome.results.append(taken.own(fitted(result, spec), spec))
+        return outcome
+
+    def _given(self, parameter: Parameter, arguments: Arguments) -> torch.Tensor | BackendData:
+        held = arguments.held[parameter.position]
+        assert not isinstance(held, LtcError)
+        if not parameter.flat:
+            return held
+        tensor = held.tensor() if isinstance(held, BackendData) else held
+        return alias_physical(tensor, parameter.spec)
+
+    def _run_part(self, compiled: CompiledPart, values: dict[int, Any], arguments: Arguments) -> None:
+        part = compiled.part
+        if part.direct is not None:
+            values.update(run_call(part.direct, lambda number: _tensor(values[number]), arguments))
+        elif compiled.function is not None:
+            program = part.program
+            given = [values[i.number] for i in program.inputs]
+            given += [values[i.number] for i in program.numbers]
+            results = check_count(self._backend, program, compiled.function(*given), len(program.results))
+            values.update(zip(program.results, results, strict=True))
+
+    def _install(
+        self,
+        position: int,
+        old: torch.Tensor | BackendData,
+        new: Any,
+        spec: Spec,
+        arguments: Arguments,
+        outcome: Outcome,
+        taken: _Memory,
+    ) -> None:
+        """Give an input its new value: other memory where that is allowed, else a copy into its own."""
+        if new is old:
+            return
+        check_result(self._backend, self._pure, self._pure.inputs[position].number, new, spec)
+        parameter = self.functional.parameters[position]
+        if arguments.replaceable and not parameter.flat and _is_whole(old, spec):
+            outcome.replaced[parameter.position] = taken.own(fitted(new, spec), spec)
+        else:
+            _tensor(old).copy_(_tensor(new))
+
+
+def _tensor(held: torch.Tensor | BackendData) -> torch.Tensor:
+    return held.tensor() if isinstance(held, BackendData) else held
+
+
+def _is_whole(held: torch.Tensor | BackendData, spec: Spec) -> bool:
+    """True when these are all elements of their memory."""
+    if not spec.covers_storage():
+        return False
+    return isinstance(held, BackendData) or held.untyped_storage().nbytes() == spec.numel * spec.dtype.itemsize
+
+
+class _Memory:
+    """Which memory has an owner already."""
+
+    def __init__(self, held: list[Any]) -> None:
+        self._known = {self._identity(item) for item in held}
+        # What is known stays alive: an identity must not be given anew.
+        self._kept = list(held)
+
+    @staticmethod
+    def _identity(held: torch.Tensor | BackendData) -> int:
+        return id(held) if isinstance(held, BackendData) else int(held.untyped_storage()._cdata)
+
+    def own(self, held: torch.Tensor | BackendData, spec: Spec) -> torch.Tensor | BackendData:
+        """The data itself if its memory is nobody's, else a copy."""
+        identity = self._identity(held)
+        oversized = isinstance(held, torch.Tensor) and _is_small_part(held, spec)
+        if identity in self._known or oversized:
+            # `clone` keeps strides only of dense tensors; a result laid out with holes is rare and copied as it lies.
+            tensor = _tensor(held)
+            held = torch.empty_strided(spec.size, spec.stride, dtype=spec.dtype, device=tensor.device).copy_(tensor)
+            identity = self._identity(held)
+        self._known.add(identity)
+        self._kept.append(held)
+        return held
+
+
+def _is_small_part(tensor: torch.Tensor, spec: Spec) -> bool:
+    """True for a view into memory that is much larger than itself, which it would keep alive."""
+    return int(tensor.untyped_storage().nbytes()) > 2 * spec.extent() * spec.dtype.itemsize + 1024
+
+
+def inputs_at_risk(program: Program, parameters: tuple[Parameter, ...]) -> tuple[int, ...]:
+    """Positions of updated inputs that a compiler may write to before the last call that may fail has run: those whose
+    new value does not depend on every such call."""
+    failing = [index for index, call in enumerate(program.calls) if may_fail(call)]
+    if not failing:
+        return ()
+    reached: dict[int, frozenset[int]] = {}
+    nothing: frozenset[int] = frozenset()
+    for index, call in enumerate(program.calls):
+        behind = nothing.union(*(reached.get(number, nothing) for number in call.operands))
+        if index in failing:
+            behind |= {index}
+        reached.update((number, behind) for number in call.numbers if number >= 0)
+    everything = frozenset(failing)
+    return tuple(
+        parameters[update.input].position
+        for update in program.updates
+        if reached.get(update.number, nothing) != everything
+    )
+
+
+def direct_text(call: Call) -> str:
+    """The line that stands for a call that PyTorch runs."""
+    return f"# PyTorch's kernel: {call_text(call)}  # {call.source}"
+
+
+__all__ = ["CompiledPart", "FunctionalComputation", "Held", "direct_text", "inputs_at_risk"]

@@ -1,0 +1,112 @@
+"""Lowers a program for a backend: the form it asks for, the parts it can take, and the functions it makes of them."""
+
+from __future__ import annotations
+
+from torch_ltc.errors import CompileError, UnsupportedCallError
+from torch_ltc.lowering.data import BackendDevice
+from torch_ltc.lowering.decompositions import core_aten
+from torch_ltc.lowering.functional import CompiledPart, FunctionalComputation, direct_text
+from torch_ltc.lowering.functionalize import Functional, functionalize
+from torch_ltc.lowering.interface import Backend, Computation, Form, FunctionComputation, ProgramFunction
+from torch_ltc.lowering.partition import Part, partition
+from torch_ltc.lowering.passes import Observer, run_passes
+from torch_ltc.program.instruction import Call, Program
+from torch_ltc.program.render import program_text
+
+# How many operators a message names.
+_MOST_NAMED = 5
+
+
+class Lowered:
+    """A computation, the numbers it was specialised on by slot, and what the user should know."""
+
+    __slots__ = ("computation", "fixed", "note")
+
+    def __init__(self, computation: Computation, fixed: tuple[tuple[int, object], ...] = (), note: str = "") -> None:
+        self.computation = computation
+        self.fixed = fixed
+        self.note = note
+
+    def fits(self, numbers: list[object]) -> bool:
+        """True when these run-time numbers are those it was made for."""
+        return all(same_number(numbers[slot], value) for slot, value in self.fixed)
+
+    def misfits(self, numbers: list[object]) -> set[int]:
+        """The slots of the numbers that are not."""
+        return {slot for slot, value in self.fixed if not same_number(numbers[slot], value)}
+
+
+def same_number(first: object, second: object) -> bool:
+    """True for numbers of one type with one value; NaN is itself, and 0.0 is not -0.0."""
+    if type(first) is not type(second):
+        return False
+    if first != first:
+        return second != second
+    return first == second and (first != 0 or repr(first) == repr(second))
+
+
+def functional_form(
+    backend: Backend, program: Program, numbers: list[object], varying: set[int], observe: Observer | None = None
+) -> Functional:
+    """The functional program after all passes, as the backend asks for it."""
+    table = backend.decompositions()
+    functional = functionalize(program, numbers, varying, core_aten() if table is None else table)
+    if observe is not None:
+        observe("functionalize", functional.program)
+    return Functional(run_passes(functional.program, observe=observe), functional.parameters, functional.fixed)
+
+
+def lower(backend: Backend, program: Program, numbers: list[object], varying: set[int], strict: bool) -> Lowered:
+    """Compile `program`. With `strict`, calls that the backend has no rule for are an error."""
+    if backend.form is Form.RECORDED:
+        return Lowered(_compiled(backend, program))
+    functional = functional_form(backend, program, numbers, varying)
+    parts = partition(functional.program, backend.supports)
+    missing = [p.direct for p in parts if p.direct is not None and not (p.direct.random or backend.supports(p.direct))]
+    if missing and strict:
+        raise UnsupportedCallError(_missing_text(backend, missing), source=str(missing[0].source))
+    compiled = [_compiled_part(backend, part) for part in parts]
+    computation = FunctionalComputation(backend.name, program, functional, compiled)
+    note = f"{_missing_text(backend, missing)}\n  PyTorch's kernels run them instead" if missing else ""
+    return Lowered(computation, functional.fixed, note)
+
+
+def _missing_text(backend: Backend, missing: list[Call]) -> str:
+    first_lines: dict[str, str] = {}
+    for call in missing:
+        first_lines.setdefault(call.name, str(call.source))
+    named = [f"{name} ({line})" for name, line in list(first_lines.items())[:_MOST_NAMED]]
+    more = f" and {len(first_lines) - _MOST_NAMED} more" if len(first_lines) > _MOST_NAMED else ""
+    return f"{backend.name} has no rule for {', '.join(named)}{more}"
+
+
+def _compiled_part(backend: Backend, part: Part) -> CompiledPart:
+    if part.direct is not None:
+        return CompiledPart(part, None, direct_text(part.direct))
+    function = _built(backend, part.program)
+    if isinstance(function, Computation):
+        raise CompileError(f"{backend.name} returned a Computation for a functional program; it must return a function")
+    text = getattr(function, "text", None)
+    return CompiledPart(part, function, text() if callable(text) else program_text(part.program))
+
+
+def _compiled(backend: Backend, program: Program) -> Computation:
+    built = _built(backend, program)
+    if isinstance(built, Computation):
+        return built
+    text = getattr(built, "text", None)
+    return FunctionComputation(program, built, text() if callable(text) else "")
+
+
+def _built(backend: Backend, program: Program) -> ProgramFunction | Computation:
+    device = BackendDevice.of(program.device)
+    context = backend.create_lowering_context(f"program{program.identity}", device, program)
+    [built] = backend.compile_instances([context])
+    if isinstance(built, CompileError):
+        raise built
+    if not isinstance(built, Computation) and not callable(built):
+        raise CompileError(
+            f"{backend.name} compiled program {program.identity} to {type(built).__name__}",
+            hint="return a function from compile()",
+        )
+    return built

@@ -1,0 +1,42 @@
+"""What a backend claims about itself, by which a conformance run judges it.
+
+Owns the names of the attributes that are read, each with what holds when a backend does not have it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from torch_ltc.lowering.interface import Backend
+from torch_ltc.lowering.registry import registry
+from torch_ltc.testing.compare import Tolerance
+
+
+@dataclass(frozen=True, slots=True)
+class Claims:
+    """What may be expected of a backend. Each field is an attribute of the backend's class."""
+
+    exact_values: bool = False
+    """Values equal eager's bit by bit. Otherwise they are compared with a tolerance."""
+    eager_random: bool = True
+    """Random numbers equal eager's. Otherwise they only have to follow from the seed, and to be drawn once."""
+    computes: bool = True
+    """Results are meant to be right. Otherwise only their number, dtypes and shapes count."""
+    tolerances: Mapping[torch.dtype, Tolerance] = field(default_factory=dict)
+    """Per dtype a relative and an absolute tolerance, where those of `torch.testing` are too narrow."""
+    known_gaps: Mapping[str, str] = field(default_factory=dict)
+    """What is known to differ, with the reason: see `torch_ltc.testing.gaps`."""
+
+
+def claims_of(backend: Backend) -> Claims:
+    """The claims of a backend."""
+    return Claims(
+        exact_values=bool(getattr(backend, "exact_values", backend is registry.reference)),
+        eager_random=backend.eager_random,
+        computes=backend.computes,
+        tolerances=dict(getattr(backend, "tolerances", {})),
+        known_gaps=dict(getattr(backend, "known_gaps", {})),
+    )

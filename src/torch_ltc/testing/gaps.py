@@ -1,0 +1,69 @@
+"""What is known to differ from eager, each with the reason: the device's own table, and how a backend's is read.
+
+A key is `OPERATOR`, `OPERATOR/DTYPE` or `OPERATOR/DTYPE/WHAT`, where WHAT is a value of `records.What`; of a semantics
+case it is `semantics/CASE` or `semantics/CASE/WHAT`. Each part may be a pattern as in `fnmatch`. A gap that no longer
+shows in a full run is an error: remove its line.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Mapping
+
+from torch_ltc.testing.records import AnyUnit, Unit
+
+SEMANTICS = "semantics"
+
+_SPARSE = (
+    "a sparse tensor lives on the physical device, and autograd refuses its gradient for a tensor of another device"
+)
+_EMPTY_OUT = "eager refuses an empty out= target here, where other operators resize it"
+
+DEVICE_GAPS: dict[str, str] = {
+    "to_sparse/*/raises": _SPARSE,
+    "sparse.sampled_addmm/*/raises": _SPARSE,
+    "normal/float32/silent": _EMPTY_OUT,
+    "normal/bfloat16/silent": _EMPTY_OUT,
+    "tensordot/bfloat16/stride": (
+        "mul of two tensors whose strides are ambiguous (a size of 1): the CPU kernel and the meta kernel break the "
+        "tie in different ways"
+    ),
+}
+"""Gaps of the device whatever the backend: they come from recording, not from compiling."""
+
+
+class Gaps:
+    """The known gaps of one backend: the device's and its own."""
+
+    def __init__(self, own: Mapping[str, str]) -> None:
+        self._own = dict(own)
+
+    def all(self) -> dict[str, str]:
+        """Every gap with its reason."""
+        return {**DEVICE_GAPS, **self._own}
+
+    def find(self, unit: AnyUnit, what: str) -> str | None:
+        """The key of the gap that covers a failure of a unit, if there is one."""
+        name = _name(unit, what)
+        return next((key for key in self.all() if _covers(key, name)), None)
+
+    def reason(self, key: str) -> str:
+        """Why there is this gap."""
+        return self.all()[key]
+
+    def concerns(self, key: str, unit: AnyUnit) -> bool:
+        """Whether the unit is one that could show the gap."""
+        # Eager compared with itself has no gaps to show.
+        return unit.device != "cpu" and _covers(key, _name(unit, _parts(key)[-1]))
+
+
+def _name(unit: AnyUnit, what: str) -> tuple[str, str, str]:
+    return (unit.operator, unit.dtype, what) if isinstance(unit, Unit) else (SEMANTICS, unit.case, what)
+
+
+def _parts(key: str) -> tuple[str, ...]:
+    return (*key.split("/"), "*", "*")[:3]
+
+
+def _covers(key: str, name: tuple[str, str, str]) -> bool:
+    return all(fnmatch.fnmatchcase(part, pattern) for part, pattern in zip(name, _parts(key), strict=True))

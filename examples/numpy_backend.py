@@ -1,4 +1,4 @@
-"""A backend of torch_ltc in NumPy. docs/writing_a_backend.md builds it piece by piece."""
+"""A backend in NumPy. docs/writing_a_backend.md builds it piece by piece."""
 
 from typing import Any
 
@@ -10,7 +10,6 @@ from torch_ltc import Backend, Form
 from torch_ltc.program.instruction import Call, Program, Value
 
 aten = torch.ops.aten
-DTYPES = {getattr(torch, name): np.dtype(name) for name in "bool uint8 int8 int16 int32 int64 float32 float64".split()}
 
 
 class NumpyBackend(Backend):
@@ -18,100 +17,83 @@ class NumpyBackend(Backend):
     form = Form.FUNCTIONAL
 
     def compile(self, program: Program) -> Any:
-        dtypes = {number: DTYPES[spec.dtype] for number, spec in program.specs().items()}
-        taken = [instruction.number for instruction in (*program.inputs, *program.numbers)]
+        dtypes = {number: torch.empty(0, dtype=spec.dtype).numpy().dtype for number, spec in program.specs().items()}
 
         @np.errstate(all="ignore")
         def run(*given: torch.Tensor) -> list[torch.Tensor]:
-            values = {number: tensor.numpy() for number, tensor in zip(taken, given, strict=True)}
+            values = {i.number: tensor.numpy() for i, tensor in zip([*program.inputs, *program.numbers], given)}
             for call in program.calls:
-                templates = (call.args, call.kwargs)
-                args, kwargs = pytree.tree_map(lambda x: values[x.number] if isinstance(x, Value) else x, templates)
-                out = RULES[call.op](*args, **kwargs)
-                for number, result in zip(call.numbers, out if isinstance(out, tuple) else (out,), strict=True):
-                    if number >= 0:
-                        values[number] = np.asarray(result, dtypes[number])
+                args, named = pytree.tree_map_only(Value, lambda v: values[v.number], (call.args, call.kwargs))
+                made = zip(call.numbers, pytree.tree_leaves(RULES[call.op](*args, **named)))
+                values.update((number, np.asarray(array, dtypes[number])) for number, array in made if number >= 0)
             return [torch.from_numpy(np.array(values[number])) for number in program.results]
 
         return run
 
     def supports(self, call: Call) -> bool:
-        known = call.op in RULES and all(item.spec is None or item.spec.dtype in DTYPES for item in call.flat_returns)
-        return known and LIMITS.get(call.op, bool)(call)
+        named = dict(zip((argument.name for argument in call.op._schema.arguments), call.args))
+        return call.op in RULES and all(named.get(name, value) == value for name, value in PLAIN.items())
 
 
-RULES = {
+RULES: dict[Any, Any] = {
     aten.add.Tensor: lambda x, y, alpha: x + alpha * y,
     aten.add.Scalar: lambda x, y, alpha: x + alpha * y,
     aten.sub.Tensor: lambda x, y, alpha: x - alpha * y,
     aten.relu.default: lambda x: np.maximum(x, 0),
     aten.where.self: np.where,
-    aten._log_softmax.default: lambda x, dim, half_to_float: x - np.logaddexp.reduce(x, dim, keepdims=True),
     aten.mean.default: lambda x, dtype: np.mean(x),
     aten.sum.dim_IntList: lambda x, dims, keep, dtype: np.sum(x, tuple(dims or ()) or None, keepdims=keep),
     aten.argmax.default: lambda x, dim, keep: np.argmax(x, dim, keepdims=keep),
-    aten.gather.default: lambda x, dim, index, sparse_grad: np.take_along_axis(x, index, dim),
-    aten.scatter.value: lambda x, dim, index, value: scatter(x.copy(), dim, index, value),
+    aten._log_softmax.default: lambda x, dim, half_to_float: x - np.logaddexp.reduce(x, dim, keepdims=True),
     aten.squeeze.dims: lambda x, dims: np.squeeze(x, tuple(dim for dim in dims if x.shape[dim] == 1)),
+    aten.gather.default: lambda x, dim, index, sparse_grad: np.take_along_axis(x, index, dim),
+    aten.scatter.value: lambda x, dim, index, value: (y := x.copy(), np.put_along_axis(y, index, value, dim))[0],
     aten._to_copy.default: lambda x, **options: x,
     aten.scalar_tensor.default: lambda value, **options: value,
     aten.full_like.default: lambda x, value, **options: np.full(x.shape, value),
     aten.empty_strided.default: lambda size, stride, **options: np.empty(size),
 }
-for pair in "neg:negative mm:matmul view:reshape permute:transpose unsqueeze:expand_dims exp:exp sqrt:sqrt".split():
-    RULES[getattr(aten, pair.split(":")[0]).default] = getattr(np, pair.split(":")[1])
-for pair in "mul:multiply div:divide eq:equal ne:not_equal lt:less le:less_equal gt:greater ge:greater_equal".split():
-    theirs, ours = getattr(aten, pair.split(":")[0]), getattr(np, pair.split(":")[1])
-    RULES[theirs.Tensor] = RULES[theirs.Scalar] = ours
+NAMES = "neg:negative exp:exp log:log sqrt:sqrt tanh:tanh mm:matmul view:reshape permute:transpose"
+NAMES += " unsqueeze:expand_dims mul:multiply div:divide eq:equal ne:not_equal lt:less le:less_equal gt:greater"
+for theirs, ours in (pair.split(":") for pair in NAMES.split()):
+    for overload in {"default", "Tensor", "Scalar"} & set(getattr(aten, theirs).overloads()):
+        RULES[getattr(getattr(aten, theirs), overload)] = getattr(np, ours)
 
 
-def places(shape: Any, kernel: Any, stride: Any, padding: Any, dilation: Any) -> np.ndarray:
-    """The position in an image's memory of each element of each patch: [..., row, column, kernel row, kernel column]."""
-    size = int(np.prod(shape))
-    around = [*[(0, 0)] * (len(shape) - 2), *zip(padding, padding, strict=True)]
-    grid = np.pad(np.arange(size).reshape(shape), around, constant_values=size)
-    span = [(k - 1) * d + 1 for k, d in zip(kernel, dilation, strict=True)]
-    patches = np.lib.stride_tricks.sliding_window_view(grid, span, (-2, -1))
-    return patches[..., :: stride[0], :: stride[1], :: dilation[0], :: dilation[1]]
+def patches(x: Any, kernel: Any, stride: Any, padding: Any, outside: float = 0) -> tuple[Any, Any]:
+    """The patches of x under a moving kernel, [..., row, column, kernel row, kernel column], and their places in x."""
+    around = [(0, 0)] * (x.ndim - 2) + [(pad, pad) for pad in padding]
+    grid = np.pad(np.arange(x.size).reshape(x.shape), around, constant_values=x.size)
+    where = np.lib.stride_tricks.sliding_window_view(grid, kernel, (-2, -1))[..., :: stride[0], :: stride[1], :, :]
+    return np.pad(x.ravel(), (0, 1), constant_values=outside)[where], where
 
 
-def convolution(x: Any, weight: Any, bias: Any, *geometry: Any) -> Any:
-    patches = np.pad(x.ravel(), (0, 1))[places(x.shape, weight.shape[2:], *geometry[:3])]
-    out = np.einsum("bihwkl,oikl->bohw", patches, weight, optimize=True)
+def convolution(x: Any, weight: Any, bias: Any, stride: Any, padding: Any, *rest: Any) -> Any:
+    seen, _ = patches(x, weight.shape[2:], stride, padding)
+    out = np.einsum("bihwkl,oikl->bohw", seen, weight, optimize=True)
     return out if bias is None else out + bias[:, None, None]
 
 
-def convolution_backward(grad: Any, x: Any, weight: Any, bias_size: Any, *geometry: Any) -> tuple[Any, ...]:
-    where = places(x.shape, weight.shape[2:], *geometry[:3])
-    patches = np.pad(x.ravel(), (0, 1))[where]
+def convolution_backward(grad: Any, x: Any, weight: Any, bias: Any, stride: Any, padding: Any, *rest: Any) -> Any:
+    seen, where = patches(x, weight.shape[2:], stride, padding)
     shares = np.einsum("bohw,oikl->bihwkl", grad, weight, optimize=True)
     for_x = np.bincount(where.ravel(), shares.ravel(), x.size + 1)[:-1].reshape(x.shape)
-    return for_x, np.einsum("bohw,bihwkl->oikl", grad, patches, optimize=True), grad.sum((0, 2, 3))
+    return for_x, np.einsum("bohw,bihwkl->oikl", grad, seen, optimize=True), grad.sum((0, 2, 3))
 
 
-def max_pool(x: Any, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool) -> tuple[Any, Any]:
-    where = places(x.shape, kernel, stride or kernel, padding, dilation)
-    where = where.reshape(*where.shape[:-2], -1)
-    best = np.pad(x.ravel(), (0, 1), constant_values=-np.inf)[where].argmax(-1)
-    found = np.take_along_axis(where, best[..., None], -1)[..., 0]
+def max_pool(x: Any, kernel: Any, stride: Any, padding: Any, *rest: Any) -> Any:
+    seen, where = patches(x, kernel, stride or kernel, padding, outside=-np.inf)
+    best = seen.reshape(*seen.shape[:-2], -1).argmax(-1)[..., None]
+    found = np.take_along_axis(where.reshape(*seen.shape[:-2], -1), best, -1)[..., 0]
     return x.ravel()[found], found % (x.shape[-2] * x.shape[-1])
 
 
-def max_pool_backward(grad: Any, x: Any, *geometry_and_index: Any) -> Any:
-    index = geometry_and_index[-1]
-    plane = x.shape[-2] * x.shape[-1]
-    where = index.reshape(x.size // plane, -1) + plane * np.arange(x.size // plane)[:, None]
+def max_pool_backward(grad: Any, x: Any, *geometry: Any) -> Any:
+    where = geometry[-1] + np.arange(x.size).reshape(x.shape)[..., :1, :1]
     return np.bincount(where.ravel(), grad.ravel(), x.size).reshape(x.shape)
 
 
-RULES |= {
-    aten.convolution.default: convolution,
-    aten.convolution_backward.default: convolution_backward,
-    aten.max_pool2d_with_indices.default: max_pool,
-    aten.max_pool2d_with_indices_backward.default: max_pool_backward,
-}
-LIMITS = {
-    aten.convolution.default: lambda call: len(call.args[3]) == 2 and call.args[6:] == (False, (0, 0), 1),
-    aten.convolution_backward.default: lambda call: len(call.args[4]) == 2 and call.args[7:10] == (False, (0, 0), 1),
-    aten.max_pool2d_with_indices.default: lambda call: not call.args[5],
-}
+RULES[aten.convolution.default], RULES[aten.convolution_backward.default] = convolution, convolution_backward
+RULES[aten.max_pool2d_with_indices.default] = max_pool
+RULES[aten.max_pool2d_with_indices_backward.default] = max_pool_backward
+PLAIN = {"dilation": (1, 1), "transposed": False, "output_padding": (0, 0), "groups": 1, "ceil_mode": False}

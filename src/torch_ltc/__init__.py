@@ -4,6 +4,7 @@
 into one program, which is looked up, compiled by a backend and run.
 """
 
+import atexit
 import sys
 
 from torch_ltc.device import module as _module
@@ -12,6 +13,7 @@ from torch_ltc.device import registration as _registration  # refuses a PyTorch 
 # isort: split
 from torch_ltc import closures, computation, config, debug, errors, events, ir_cache, metrics
 from torch_ltc.api import (
+    _prepare_to_exit,
     get_tensor_id,
     mark_step,
     register_backend,
@@ -69,4 +71,5 @@ _registry.check(config.settings.backend)
 _registration.register_name(_module)
 sys.modules["torch.ltc"] = _module
 _registration.register_device()
+atexit.register(_prepare_to_exit)
 _set_up()

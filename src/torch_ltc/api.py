@@ -16,6 +16,7 @@ from torch_ltc.lowering.interface import Backend
 from torch_ltc.lowering.registry import registry
 from torch_ltc.runtime import sync as runtime
 from torch_ltc.runtime.buffer import buffer_of
+from torch_ltc.runtime.executor import executor
 from torch_ltc.runtime.sync import cut
 
 
@@ -37,7 +38,7 @@ class use_backend:
     """
 
     def __init__(self, backend: str | Backend | type[Backend]) -> None:
-        self._before = (settings.backend, settings.origin("backend"))
+        self._before = settings.backend
         cut(SyncReason.EXPLICIT)
         settings.backend = backend if isinstance(backend, str) else _registered(backend)
         self.name = settings.backend
@@ -47,7 +48,7 @@ class use_backend:
 
     def __exit__(self, *raised: object) -> None:
         cut(SyncReason.EXPLICIT)
-        settings.backend = self._before[0]
+        settings.backend = self._before
 
     def __repr__(self) -> str:
         return f"use_backend({self.name!r})"
@@ -64,6 +65,12 @@ def _registered(backend: Backend | type[Backend]) -> str:
 def register_backend(backend: Backend | type[Backend]) -> Backend:
     """Make a backend known under its name. Packages do the same with an entry point "torch_ltc.backends"."""
     return registry.register(backend)
+
+
+def _prepare_to_exit() -> None:
+    executor.drain()
+    for backend in registry.used():
+        backend.prepare_to_exit()
 
 
 def mark_step(device: str = "", wait: bool = False) -> None:

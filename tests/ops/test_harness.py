@@ -1,19 +1,28 @@
 """The sweep itself: it sees what is wrong, blames the right operator, and keeps aliasing when it copies arguments."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 import torch
 
-from tests.ops import known_gaps
-from tests.ops.compare import Rules, differences
-from tests.ops.outcome import Call, run
-from tests.ops.placement import Arguments, place, storage_key
-from tests.ops.probe import is_dynamic, unneeded_fallbacks
-from tests.ops.records import Difference, Report, Unit, Variant, What
-from tests.ops.summary import Summary, command
-from tests.ops.workers import run_units
+import torch_ltc
+from torch_ltc import events
+from torch_ltc.backends.torchscript import TorchScriptBackend
+from torch_ltc.errors import CompileError
+from torch_ltc.lowering.registry import registry
+from torch_ltc.program.instruction import Program
+from torch_ltc.testing import gaps, operators
+from torch_ltc.testing.compare import Rules, differences
+from torch_ltc.testing.gaps import Gaps
+from torch_ltc.testing.outcome import Call, run
+from torch_ltc.testing.placement import Arguments, place, storage_key
+from torch_ltc.testing.probe import is_dynamic, opened, unneeded_fallbacks
+from torch_ltc.testing.records import Difference, Result, State, Unit, Variant, What
+from torch_ltc.testing.report import Report
+from torch_ltc.testing.suite import repeat_command
+from torch_ltc.testing.workers import run_units
 
 Function = Callable[..., Any]
 
@@ -124,33 +133,133 @@ def test_only_operators_without_a_shape_may_fall_back() -> None:
 
 def test_a_dying_process_is_blamed_on_its_operator_and_the_rest_goes_on() -> None:
     units = [Unit(name, "float32", "interpreter", "cpu", max_samples=1) for name in ("add", "no such name", "mul")]
-    reports = {report.unit.operator: report for report in run_units(units, jobs=1, chunk_size=10, time_limit_s=60.0)}
-    assert [failure.what for failure in reports["no such name"].failures] == ["crash"]
-    assert "KeyError" in reports["no such name"].failures[0].message
-    assert all(reports[name].cases > 0 and not reports[name].failures for name in ("add", "mul"))
+    results = {result.unit.operator: result for result in run_units(units, jobs=1, chunk_size=10, time_limit_s=60.0)}
+    assert [failure.what for failure in results["no such name"].failures] == ["crash"]
+    assert "KeyError" in results["no such name"].failures[0].message
+    assert all(results[name].cases > 0 and not results[name].failures for name in ("add", "mul"))
 
 
 def test_an_operator_without_end_is_stopped() -> None:
-    (report,) = run_units([Unit("add", "float32", "interpreter", "cpu")], jobs=1, chunk_size=1, time_limit_s=0.001)
-    assert [failure.what for failure in report.failures] == ["timeout"]
+    (result,) = run_units([Unit("add", "float32", "interpreter", "cpu")], jobs=1, chunk_size=1, time_limit_s=0.001)
+    assert [failure.what for failure in result.failures] == ["timeout"]
+
+
+def report(*results: Result, complete: bool = True, strict: bool = False, own: dict[str, str] | None = None) -> Report:
+    return Report("mine", Gaps(own or {}), repeat_command, list(results), complete, strict)
 
 
 def test_a_known_gap_must_show_in_a_full_run(monkeypatch: pytest.MonkeyPatch) -> None:
     unit = Unit("add", "float32", "interpreter")
-    failing, passing = Report(unit), Report(unit)
+    failing, passing = Result(unit), Result(unit)
     failing.add(3, Variant.INPLACE, [Difference(What.STRIDE, "stride differs")])
-    assert not Summary(complete=True, reports=[failing]).passed()
-    monkeypatch.setitem(known_gaps.KNOWN_GAPS, ("add", None, "interpreter", "stride"), "because")
-    assert Summary(complete=True, reports=[failing]).passed()
-    assert not Summary(complete=True, reports=[passing]).passed()
-    assert Summary(complete=False, reports=[passing]).passed()
-    assert Summary(complete=True, reports=[Report(Unit("add", "float32", "interpreter", "cpu"))]).passed()
-    assert "because" in Summary(complete=True, reports=[failing]).text()
+    assert not report(failing).passed
+    for key in ("add", "add/float32", "add/*/stride", "a*/float32/stride"):
+        assert report(failing, own={key: "because"}).passed
+        assert not report(passing, own={key: "because"}).passed
+        assert report(passing, own={key: "because"}, complete=False).passed
+        assert "because" in report(failing, own={key: "because"}).text()
+    for key in ("mul", "add/int64", "add/*/value", "semantics/add"):
+        assert not report(failing, own={key: "because"}).passed
+    monkeypatch.setitem(gaps.DEVICE_GAPS, "add/*/stride", "because")
+    assert report(failing).passed
+    assert report(Result(Unit("add", "float32", "interpreter", "cpu"))).passed
+
+
+def test_a_refused_program_is_not_wrong_and_fails_a_strict_run_only() -> None:
+    refused, partly = (Result(Unit("add", "float32", "mine", group="binary")) for _ in range(2))
+    for result in (refused, partly):
+        result.add(0, Variant.FUNCTION, [Difference(What.REFUSED, "no rule for add")])
+    partly.taken_cases = 1
+    assert (refused.state, partly.state, partly.covered) == (State.REFUSED, State.PARTLY, False)
+    assert report(refused, partly).passed
+    assert not report(refused, strict=True).passed
+    assert "not taken: no rule for add" in report(refused).text()
+    partly.failures = [replace(partly.failures[0], variant="out")]
+    assert partly.covered
+    refused.add(0, Variant.FUNCTION, [Difference(What.VALUE, "values differ")])
+    assert refused.state is State.WRONG
 
 
 def test_a_failure_prints_the_command_that_repeats_it() -> None:
-    report = Report(Unit("nn.functional.linear", "bfloat16", "torchscript"))
-    report.add(3, Variant.INPLACE, [Difference(What.VALUE, "values differ\n1 instead of 2")])
-    repeat = "python -m tests.ops.sweep --only nn.functional.linear --dtype bfloat16 --backend torchscript"
-    assert command(report.unit, report.failures[0]) == f"{repeat} --sample 3 --variant inplace"
-    assert f"{repeat} --sample 3 --variant inplace" in Summary(complete=True, reports=[report]).text()
+    result = Result(Unit("nn.functional.linear", "bfloat16", "torchscript"))
+    result.add(3, Variant.INPLACE, [Difference(What.VALUE, "values differ\n1 instead of 2")])
+    repeat = "python -m torch_ltc conformance torchscript --only nn.functional.linear --dtype bfloat16"
+    assert repeat_command(result.unit, result.failures[0]) == f"{repeat} --sample 3 --variant inplace"
+    text = report(result).text()
+    assert f"{repeat} --sample 3 --variant inplace" in text
+    assert "nn.functional.linear bfloat16 sample 3 inplace: values differ: 1 instead of 2" in text
+
+
+@dataclass(frozen=True)
+class SampleInput:
+    input: torch.Tensor
+    args: tuple[object, ...] = ()
+    kwargs: dict[str, object] = field(default_factory=dict)
+
+    @staticmethod
+    def output_process_fn_grad(result: torch.Tensor) -> torch.Tensor:
+        return result
+
+
+class Negation:
+    """An operator as the database describes them, with three samples, that can be made to fail."""
+
+    name = full_name = "negation"
+    decorators = ()
+    inplace_variant = staticmethod(torch.Tensor.neg_)
+    supports_inplace_autograd = True
+    supports_out = False
+
+    def supported_backward_dtypes(self, device: str) -> set[torch.dtype]:
+        return {torch.float32}
+
+    def sample_inputs(self, device: str, dtype: torch.dtype, requires_grad: bool) -> Iterator[SampleInput]:
+        for size in (1, 2, 3):
+            yield SampleInput(torch.ones(size, dtype=dtype, requires_grad=requires_grad))
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return -x
+
+
+def negation_result(*, together: bool, time_limit_s: float = 60.0) -> Result:
+    unit = Unit("negation", "float32", "torchscript", together=together)
+    with opened("ltc", registry.get("torchscript")) as probe:
+        return operators.run_unit(unit, Negation(), probe, time_limit_s)
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_samples_in_one_program_are_judged_as_samples_one_by_one(together: bool) -> None:
+    syncs: list[object] = []
+    stop = events.subscribe(syncs.append, events.SyncEvent)
+    result = negation_result(together=together)
+    stop()
+    assert (result.state, result.cases, result.taken_cases, result.left_out) == (State.TAKEN, 6, 6, 0)
+    assert len(syncs) == 2 * (1 if together else 6)
+
+
+def test_what_is_wrong_only_in_one_program_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operators, "_run_together", lambda *_: operators.Joint.WRONG)
+    assert [failure.what for failure in negation_result(together=True).failures] == ["together"]
+
+
+def test_a_refused_program_leaves_its_samples_to_be_tried_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    compile_program = TorchScriptBackend.compile
+
+    def refuse_two_elements(self: TorchScriptBackend, program: Program) -> Any:
+        if any(each.spec.size == (2,) for each in program.inputs):
+            raise CompileError("no tensors of two elements")
+        return compile_program(self, program)
+
+    monkeypatch.setattr(TorchScriptBackend, "compile", refuse_two_elements)
+    torch_ltc.ir_cache.reset()
+    result = negation_result(together=True)
+    torch_ltc.ir_cache.reset()
+    assert result.state is State.PARTLY
+    assert {(each.sample, each.what) for each in result.failures} == {(1, "refused")}
+    assert (result.cases, result.failed_cases, result.taken_cases) == (6, 2, 4)
+
+
+def test_a_unit_that_is_wrong_does_not_spend_all_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operators, "_differences", lambda *_: [Difference(What.VALUE, "values differ")])
+    result = negation_result(together=False, time_limit_s=1e-6)
+    assert (len(result.failures), result.left_out) == (1, 5)

@@ -8,9 +8,11 @@ import functools
 
 import pytest
 
-from tests.ops.records import Unit
-from tests.ops.summary import Summary
-from tests.ops.workers import run_units, supported
+from torch_ltc.testing.gaps import Gaps
+from torch_ltc.testing.records import Unit
+from torch_ltc.testing.report import Report
+from torch_ltc.testing.suite import repeat_command
+from torch_ltc.testing.workers import run_units, supported
 
 CHUNKS = {"interpreter": 16, "torchscript": 4}
 EVERY = {"interpreter": 1, "torchscript": 6}
@@ -20,7 +22,7 @@ TIME_LIMIT_S = 60.0
 
 @functools.cache
 def operators() -> list[str]:
-    return [name for name, dtypes in supported() if "float32" in dtypes]
+    return [each.name for each in supported() if "float32" in each.dtypes]
 
 
 @pytest.mark.parametrize(
@@ -29,9 +31,9 @@ def operators() -> list[str]:
 def test_operators_equal_eager(backend: str, chunk: int) -> None:
     names = operators()[:: EVERY[backend]][chunk :: CHUNKS[backend]]
     units = [Unit(name, "float32", backend, max_samples=SAMPLES) for name in names]
-    reports = run_units(units, jobs=1, chunk_size=len(units), time_limit_s=TIME_LIMIT_S)
-    summary = Summary(complete=False, reports=list(reports))
-    assert summary.passed(), summary.text()
+    results = run_units(units, jobs=1, chunk_size=len(units), time_limit_s=TIME_LIMIT_S)
+    report = Report(backend, Gaps({}), repeat_command, list(results), complete=False, strict=True)
+    assert report.passed, report.text()
 
 
 def test_database_has_the_operators_we_count_on() -> None:

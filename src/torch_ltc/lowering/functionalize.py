@@ -41,6 +41,20 @@ from torch_ltc.program.spec import Spec, make_spec, spec_of
 aten = torch.ops.aten
 Table = Mapping[OpOverload, Callable[..., Any]]
 # Calls that address the storage behind a tensor, not the tensor.
+# Random operators that take a tensor for its geometry alone.
+_DRAWS_IN_PLACE = {
+    "aten::rand_like",
+    "aten::randn_like",
+    "aten::randint_like",
+    "aten::uniform",
+    "aten::normal_functional",
+    "aten::random",
+    "aten::exponential",
+    "aten::cauchy",
+    "aten::log_normal",
+    "aten::geometric",
+}
+_REFUSED = ("resize_", "set_", "batch_norm_update_stats")
 _STORAGE_CALLS = ("as_strided", "_reshape_alias", "set_", "resize_")
 
 
@@ -167,7 +181,7 @@ class _Tracer:
     def _run(self, call: Call) -> None:
         args = [self._fill(operand) for operand in call.args]
         kwargs = {name: self._fill(operand) for name, operand in call.kwargs.items()}
-        run: Callable[..., Any] = call.op
+        run = _declared(call)
         if any(slot in self._slots for slot in scalar_slots(call)):
             form = tensor_form(call.op)
             assert form is not None
@@ -210,6 +224,30 @@ class _Tracer:
         return operand
 
 
+def _declared(call: Call) -> Callable[..., Any]:
+    """The operator, or the one that does the same and says what it writes to."""
+    name = call.op._schema.name.removeprefix("aten::")
+    if name == "native_batch_norm":
+        plain = isinstance(call.args[3], Value)
+        return _batch_norm if plain else _batch_norm_without_statistics
+    if call.mutated and (name.startswith(_REFUSED) or not _declares_writes(call.op)):
+        raise CompileError(f"{call.name} has no functional form", source=str(call.source))
+    return call.op
+
+
+def _declares_writes(op: OpOverload) -> bool:
+    return any(argument.alias_info is not None and argument.alias_info.is_write for argument in op._schema.arguments)
+
+
+def _batch_norm(*args: Any) -> Any:
+    return aten._native_batch_norm_legit.default(*args)
+
+
+def _batch_norm_without_statistics(input: Any, weight: Any, bias: Any, mean: Any, variance: Any, *rest: Any) -> Any:
+    del mean, variance
+    return aten._native_batch_norm_legit.no_stats(input, weight, bias, *rest)
+
+
 def scalar_slots(call: Call) -> list[int]:
     """The slots of the run-time numbers that a call takes."""
     found: list[int] = []
@@ -224,7 +262,7 @@ class _Writer(TorchDispatchMode):
     """Takes operators apart and writes down the calls that are left."""
 
     def __init__(self, table: Table) -> None:
-        super().__init__()
+        TorchDispatchMode.__init__(self)
         self._table = table
         self._instructions: list[Instruction] = []
         # Fake tensors are kept alive: their identity stands for their value number.
@@ -301,6 +339,8 @@ class _Writer(TorchDispatchMode):
         return out
 
     def _write(self, op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
+        if op._schema.name in _DRAWS_IN_PLACE or op is aten.bernoulli.p:
+            args = (self._memory_like(args[0]), *args[1:])
         operands: list[int] = []
         given, named = self._operands(op, args, kwargs, operands)
         returns, numbers = self._returns(op, out)
@@ -313,6 +353,13 @@ class _Writer(TorchDispatchMode):
         first = next(number for number in numbers if number >= 0)
         call = Call(op, given, named, tuple(operands), returns, first, self.source, random, numbers)
         self._instructions.append(call)
+
+    def _memory_like(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Memory for a draw, whose operand says no more than its geometry: the draw then need not wait for a value."""
+        options = {"dtype": tensor.dtype, "device": tensor.device}
+        made: torch.Tensor = aten.empty_strided.default(tensor.size(), tensor.stride(), **options)
+        self._write(aten.empty_strided.default, (list(tensor.size()), list(tensor.stride())), options, made)
+        return made
 
     def _operands(
         self, op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], operands: list[int]

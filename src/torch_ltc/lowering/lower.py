@@ -18,14 +18,16 @@ _MOST_NAMED = 5
 
 
 class Lowered:
-    """A computation, the numbers it was specialised on by slot, and what the user should know."""
+    """A computation, the numbers it was specialised on by slot, what the user should know, and whether it has run once
+    without a failure."""
 
-    __slots__ = ("computation", "fixed", "note")
+    __slots__ = ("computation", "fixed", "note", "proven")
 
     def __init__(self, computation: Computation, fixed: tuple[tuple[int, object], ...] = (), note: str = "") -> None:
         self.computation = computation
         self.fixed = fixed
         self.note = note
+        self.proven = False
 
     def fits(self, numbers: list[object]) -> bool:
         """True when these run-time numbers are those it was made for."""

@@ -158,8 +158,20 @@ class Call:
         return str(self.op.name())
 
 
+# Writes that the operator's schema is silent about: running statistics.
+_UNDECLARED_WRITES = {
+    "aten::native_batch_norm": (3, 4),
+    "aten::cudnn_batch_norm": (3, 4),
+    "aten::miopen_batch_norm": (3, 4),
+    "aten::batch_norm_update_stats": (1, 2),
+}
+
+
 def written_positions(op: OpOverload) -> tuple[int, ...]:
     """Positions of the schema arguments that the operator writes to."""
+    undeclared = _UNDECLARED_WRITES.get(op._schema.name)
+    if undeclared is not None:
+        return undeclared
     return tuple(i for i, a in enumerate(op._schema.arguments) if a.alias_info is not None and a.alias_info.is_write)
 
 

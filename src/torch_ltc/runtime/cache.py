@@ -34,6 +34,7 @@ class Entry:
         "reference",
         "compiled",
         "backend",
+        "others",
         "refused",
         "op_counts",
         "restored",
@@ -44,7 +45,6 @@ class Entry:
         "numbers",
         "varying",
         "specialised",
-        "proven",
         "fingerprint",
     )
 
@@ -53,9 +53,11 @@ class Entry:
         self.runs = 0
         self.reference: Computation | None = None
         self.compiled: Lowered | None = None
-        # Name of the backend that made `compiled`, and of the one that could not.
+        # Name of the backend that made `compiled`, what backends made that were in use before, and names of backends
+        # that could not.
         self.backend = ""
-        self.refused = ""
+        self.others: dict[str, Lowered] = {}
+        self.refused: set[str] = set()
         self.op_counts = program.op_counts()
         self.restored = inputs_to_restore(program)
         self.written = tuple(sorted(written_inputs(program, len(program.instructions))))
@@ -69,9 +71,20 @@ class Entry:
         self.numbers: list[object] | None = None
         self.varying: set[int] = set()
         self.specialised = 0
-        # Whether the compiled program has run once without a failure.
-        self.proven = False
         self.fingerprint = b""
+
+    def forget(self) -> None:
+        """Drop what was compiled."""
+        self.compiled = None
+        self.others = {}
+
+    def choose(self, backend: str) -> None:
+        """Let `compiled` be what this backend has made of the program, or None."""
+        if self.backend != backend:
+            if self.compiled is not None:
+                self.others[self.backend] = self.compiled
+            self.compiled = self.others.pop(backend, None)
+            self.backend = backend
 
 
 def written_inputs(program: Program, calls: int) -> set[int]:
@@ -121,7 +134,7 @@ class ExecutableCache:
         self._compiled.move_to_end(identity)
         while len(self._compiled) > settings.executables_bound:
             _, oldest = self._compiled.popitem(last=False)
-            oldest.compiled = None
+            oldest.forget()
 
     def dropped(self, entry: Entry) -> None:
         """The entry left the tree."""
@@ -150,7 +163,7 @@ class ExecutableCache:
     def clear(self) -> None:
         """Forget compiled programs and fingerprints."""
         for entry in self._compiled.values():
-            entry.compiled = None
+            entry.forget()
         self._compiled.clear()
         self._by_fingerprint.clear()
 

@@ -69,14 +69,15 @@ def _reference(entry: Entry) -> Computation:
 def _due(entry: Entry, arguments: Arguments, policy: Policy) -> Lowered | None:
     """The compiled program once it is hot and its inputs are sound, None for the reference."""
     name = policy.backend
-    if name == registry.reference.name or entry.refused == name:
+    if name == registry.reference.name or name in entry.refused:
         return None
     numbers = list(arguments.scalars)
     _note_numbers(entry, numbers)
     sound = not any(isinstance(held, LtcError) for held in arguments.held)
     if entry.runs < policy.hot_after or not sound:
         return None
-    if entry.compiled is None or entry.backend != name:
+    entry.choose(name)
+    if entry.compiled is None:
         entry.specialised = 0
         _compile(entry, numbers, policy)
     elif not entry.compiled.fits(numbers):
@@ -114,14 +115,12 @@ def _specialise(entry: Entry, numbers: list[object], policy: Policy) -> None:
 def _compile(entry: Entry, numbers: list[object], policy: Policy) -> None:
     began = time.perf_counter()
     entry.compiled = None
-    entry.proven = False
     backend = registry.get(policy.backend)
     try:
         entry.compiled = lower(backend, entry.program, numbers, entry.varying, policy.strict)
     except Exception as error:
         _refuse(entry, policy, refusal(policy.backend, entry.program, error), "compile")
         return
-    entry.backend = policy.backend
     # Made again if the compiled program ever fails.
     entry.reference = None
     emit(CompileEvent(entry.program.identity, policy.backend, time.perf_counter() - began))
@@ -131,7 +130,7 @@ def _compile(entry: Entry, numbers: list[object], policy: Policy) -> None:
 
 def _refuse(entry: Entry, policy: Policy, error: BackendError, stage: str) -> None:
     """The backend has had its chance with this program."""
-    entry.refused = policy.backend
+    entry.refused.add(policy.backend)
     entry.compiled = None
     emit(RefusalEvent(entry.program.identity, policy.backend, stage, str(error)))
     if policy.strict:
@@ -142,7 +141,7 @@ def _refuse(entry: Entry, policy: Policy, error: BackendError, stage: str) -> No
 def _run_compiled(entry: Entry, lowered: Lowered, arguments: Arguments, policy: Policy) -> Outcome:
     """Run a compiled program; when it fails, put its inputs back and run it call by call, so that only what depends on
     the failed call is lost."""
-    saved = _Saved(entry, lowered.computation, arguments)
+    saved = _Saved(entry, lowered, arguments)
     try:
         outcome = lowered.computation.run(arguments)
         _check(entry, lowered.computation, outcome, policy.backend)
@@ -150,7 +149,7 @@ def _run_compiled(entry: Entry, lowered: Lowered, arguments: Arguments, policy: 
         if isinstance(error, torch.OutOfMemoryError) or "not enough memory" in str(error):
             # Any call may have run out of memory, also after writes that were not saved: nothing can be repeated.
             raise
-        if entry.proven and isinstance(error, BackendError):
+        if lowered.proven and isinstance(error, BackendError):
             # Wrong results after right ones: what the run wrote to its inputs cannot be taken back.
             raise
         saved.restore()
@@ -158,7 +157,7 @@ def _run_compiled(entry: Entry, lowered: Lowered, arguments: Arguments, policy: 
         if not outcome.failures:
             _blame(entry, policy, error, saved)
         return outcome
-    entry.proven = True
+    lowered.proven = True
     return outcome
 
 
@@ -172,7 +171,7 @@ def _blame(entry: Entry, policy: Policy, error: Exception, saved: _Saved) -> Non
         source=None if isinstance(error, LtcError) and error.source else str(call.source),
     )
     failure.__cause__ = error
-    entry.refused = policy.backend
+    entry.refused.add(policy.backend)
     entry.compiled = None
     emit(RefusalEvent(entry.program.identity, policy.backend, "run", str(failure)))
     if policy.strict:
@@ -196,9 +195,10 @@ class _Saved:
     """The data that a run may spoil: before the first run of a compiled program all that it writes to, later what it
     writes to before a call that may fail."""
 
-    def __init__(self, entry: Entry, computation: Computation, arguments: Arguments) -> None:
-        positions = entry.restored if computation.restored is None else computation.restored
-        if not entry.proven:
+    def __init__(self, entry: Entry, lowered: Lowered, arguments: Arguments) -> None:
+        chosen = lowered.computation.restored
+        positions = entry.restored if chosen is None else chosen
+        if not lowered.proven:
             positions = entry.written_positions
         tensors: list[Any] = [arguments.inputs[position] for position in positions] if positions else []
         self._storages = [tensor.untyped_storage() for tensor in tensors]

@@ -57,6 +57,9 @@ def pending_entry(outputs: list[Buffer]) -> tuple[Entry, bool]:
     leaf = recorder.node
     live = tuple([buffer.number - recorder.base for buffer in outputs])
     entry: Entry | None = leaf.programs.get(live)
+    if entry is not None and entry.program.device != physical_device():
+        executables.dropped(leaf.programs.pop(live))
+        entry = None
     known = entry is not None
     if entry is None:
         instructions = tuple([n.instruction for n in recorder.tree.path(leaf) if n.instruction is not None])

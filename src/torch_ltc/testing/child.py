@@ -18,6 +18,7 @@ import torch
 
 from torch_ltc.lowering.interface import Backend
 from torch_ltc.testing import backends
+from torch_ltc.testing.operators import run_unit
 from torch_ltc.testing.probe import Probe, opened
 from torch_ltc.testing.records import AnyUnit, Result, Unit
 from torch_ltc.testing.semantics.runner import run_case
@@ -26,7 +27,7 @@ from torch_ltc.testing.semantics.runner import run_case
 def send_supported(sending: Connection) -> None:
     """Sends the operators and their dtypes, or the error that keeps the database away."""
     try:
-        sending.send(_operators("database").supported())
+        sending.send(_database().supported())
     except Exception as error:
         sending.send(error)
 
@@ -67,14 +68,13 @@ def _backend(unit: AnyUnit) -> Backend | None:
 
 def _run(unit: AnyUnit, probe: Probe, time_limit_s: float) -> Result:
     if isinstance(unit, Unit):
-        result: Result = _operators("operators").run_unit(unit, probe, time_limit_s)
-        return result
+        return run_unit(unit, _database().OPERATORS[unit.operator], probe, time_limit_s)
     return run_case(unit, probe)
 
 
-def _operators(module: str) -> Any:
-    """A module that needs PyTorch's database, imported late: semantics do without it and what it needs."""
-    return importlib.import_module(f"torch_ltc.testing.{module}")
+def _database() -> Any:
+    """PyTorch's database, imported late: semantics do without it and what it needs."""
+    return importlib.import_module("torch_ltc.testing.database")
 
 
 def _redirect_output(path: str) -> IO[str]:

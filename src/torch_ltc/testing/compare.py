@@ -6,6 +6,7 @@ when there are none.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -169,15 +170,15 @@ def _bytes(values: torch.Tensor) -> torch.Tensor:
 
 def _worst_difference(expected: torch.Tensor, actual: torch.Tensor, message: str) -> str:
     """One line on values that are not close: the largest difference, and how many there are."""
-    counted = [line for line in message.splitlines() if line.startswith("Mismatched elements")]
+    counted = re.search(r"Mismatched elements: (\d+) / (\d+)", message)
     wanted, got = expected.reshape(-1), actual.reshape(-1)
     kind = torch.complex128 if expected.dtype.is_complex else torch.float64
     apart = (got.to(kind) - wanted.to(kind)).abs()
     # A NaN or an infinity on one side only is apart by a NaN: the worst there is.
     one_sided = apart.isnan() & ~(got.isnan() & wanted.isnan()) & (got != wanted)
     position = int(torch.where(one_sided, torch.inf, apart.nan_to_num(nan=0.0, posinf=0.0)).argmax())
-    count = counted[0].partition(": ")[2] if counted else "not close"
-    return f"{count}, the worst ({position}) is {got[position].item()!r} instead of {wanted[position].item()!r}"
+    count = f"{counted[1]} of {counted[2]} differ, the worst ({position}) is " if counted else ""
+    return f"{count}{got[position].item()!r} instead of {wanted[position].item()!r}"
 
 
 def _first_difference(expected: torch.Tensor, actual: torch.Tensor) -> str:

@@ -6,6 +6,7 @@ Imported by worker processes alone: it brings in PyTorch's test modules, which t
 from __future__ import annotations
 
 import fnmatch
+import warnings
 from typing import Any
 
 import torch
@@ -14,7 +15,10 @@ from torch_ltc.errors import LtcError
 from torch_ltc.testing.records import DTYPES, Operator
 
 try:
-    from torch.testing._internal.common_methods_invocations import op_db
+    # PyTorch's test modules warn about optional packages when they are imported.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from torch.testing._internal.common_methods_invocations import op_db
 except ModuleNotFoundError as error:
     raise LtcError(
         f"PyTorch's database of operators needs the package {error.name!r}",

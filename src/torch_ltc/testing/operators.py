@@ -10,9 +10,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from enum import Enum
+from typing import Any
 
 from torch_ltc.testing.compare import differences
-from torch_ltc.testing.database import OPERATORS
 from torch_ltc.testing.outcome import Outcome, begin, describe, finish, run
 from torch_ltc.testing.probe import Activity, Probe, unneeded_fallbacks
 from torch_ltc.testing.records import Difference, Result, Unit, Variant, What
@@ -30,9 +30,11 @@ class Joint(Enum):
     UNDECIDED = "they were not one program"
 
 
-def run_unit(unit: Unit, probe: Probe, time_limit_s: float) -> Result:
-    """Runs all cases of a unit; an error of the sweep itself becomes a failure of the unit."""
-    op = OPERATORS[unit.operator]
+def run_unit(unit: Unit, op: Any, probe: Probe, time_limit_s: float) -> Result:
+    """Runs all cases of a unit, whose operator in the database is `op`.
+
+    An error of the sweep itself becomes a failure of the unit.
+    """
     result = Result(unit)
     started_s = time.perf_counter()
     try:
@@ -52,9 +54,11 @@ def _run_cases(cases: Sequence[Case], probe: Probe, result: Result, until_s: flo
         _run_apart(cases, probe, result, until_s)
         return
     # Where eager raises, no result is left that a program could be made of.
-    joint = [case for case in cases if case.expected.forward_error is None]
-    for start in range(0, len(joint), CASES_TOGETHER):
-        _run_jointly(joint[start : start + CASES_TOGETHER], probe, result, until_s)
+    sound = [case for case in cases if case.expected.forward_error is None]
+    # What needs memory to be resized is often refused: it must not take the others with it.
+    for joint in ([case for case in sound if not case.resizes], [case for case in sound if case.resizes]):
+        for start in range(0, len(joint), CASES_TOGETHER):
+            _run_jointly(joint[start : start + CASES_TOGETHER], probe, result, until_s)
     _run_apart([case for case in cases if case.expected.forward_error is not None], probe, result, until_s)
 
 

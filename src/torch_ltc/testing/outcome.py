@@ -198,6 +198,5 @@ def describe(error: BaseException) -> str:
 
 
 def reason_of(refusal: CompileError) -> str:
-    """Why a backend would not compile: what it raised itself, or else what the package says about it."""
-    cause = refusal.__cause__
-    return describe(cause if isinstance(cause, Exception) else refusal)
+    """Why a backend would not compile, in one line: the first of what was raised, with backend and operator."""
+    return str(refusal).strip().splitlines()[0]

@@ -33,6 +33,9 @@ class Activity:
 
     fallbacks: list[str] = field(default_factory=list)
     executed_by: list[str] = field(default_factory=list)
+    """The backend of each program that ran to its end."""
+    programs: list[int] = field(default_factory=list)
+    """And which program it was."""
     mismatches: list[str] = field(default_factory=list)
 
 
@@ -45,6 +48,7 @@ class Probe:
         self.claims = Claims(exact_values=True, eager_random=True) if backend is None else claims_of(backend)
         self.compiles = backend is not None and backend is not registry.reference
         self._activity = Activity()
+        self._refusals: dict[int, str] = {}
 
     @property
     def runs_per_case(self) -> int:
@@ -66,10 +70,14 @@ class Probe:
 
     def not_taken(self, activity: Activity) -> list[Difference]:
         """A difference if another backend than the one under test ran something."""
-        others = sorted({each for each in activity.executed_by if each != self.backend})
-        if not others or not self.compiles:
+        if not self.compiles:
             return []
-        return [Difference(What.REFUSED, f"{', '.join(others)} ran it instead of {self.backend}")]
+        for backend, program in zip(activity.executed_by, activity.programs, strict=True):
+            if backend != self.backend:
+                # A program is refused once, and then run by the other one whenever it comes again.
+                reason = self._refusals.get(program, f"{backend} ran it instead of {self.backend}")
+                return [Difference(What.REFUSED, reason)]
+        return []
 
     def on_fallback(self, event: events.FallbackEvent) -> None:
         """Listener."""
@@ -81,6 +89,11 @@ class Probe:
         """Listener."""
         if not event.failed:
             self._activity.executed_by.append(event.backend)
+            self._activity.programs.append(event.program)
+
+    def on_refusal(self, event: events.RefusalEvent) -> None:
+        """Listener."""
+        self._refusals[event.program] = event.reason.splitlines()[0]
 
     def on_mismatch(self, event: events.MismatchEvent) -> None:
         """Listener."""
@@ -97,6 +110,7 @@ def opened(device: str, backend: Backend | None) -> Iterator[Probe]:
     pairs: list[tuple[Callable[[Any], None], type]] = [
         (probe.on_fallback, events.FallbackEvent),
         (probe.on_execute, events.ExecuteEvent),
+        (probe.on_refusal, events.RefusalEvent),
         (probe.on_mismatch, events.MismatchEvent),
     ]
     with contextlib.ExitStack() as stack:

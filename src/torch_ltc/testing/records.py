@@ -167,6 +167,13 @@ class Result:
             self.failures.append(Failure(sample, name, each.what.value, each.message))
 
     @property
+    def covered(self) -> bool:
+        """Whether the backend takes the plain form of every sample; in-place forms and `out=` do not count."""
+        if self.state is not State.PARTLY:
+            return self.state is State.TAKEN
+        return all(failure.variant not in (None, Variant.FUNCTION.value) for failure in self.failures)
+
+    @property
     def state(self) -> State:
         """What the coverage table counts it as."""
         kinds = {failure.what for failure in self.failures}

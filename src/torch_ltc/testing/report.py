@@ -130,8 +130,8 @@ class Report:
             kind = "FAILED" if group.counts else "not taken" if group.gap is None else "known gap"
             what = "" if kind == "not taken" else f" ({group.what})"
             yield f"{kind}{what}: {group.line}"
-            cases = "1 case" if len(group.members) == 1 else f"{len(group.members)} cases"
-            yield f"  {cases}: {', '.join(names[:NAMES_SHOWN])}{more}"
+            times = "once" if len(group.members) == 1 else f"{len(group.members)} times"
+            yield f"  {times} in {', '.join(names[:NAMES_SHOWN])}{more}"
             if group.gap is not None:
                 yield f"  reason: {self.gaps.reason(group.gap)}"
             for unit, failure in group.members if everything else group.members[:1]:
@@ -205,9 +205,9 @@ def _operator_table(results: Sequence[Result]) -> Iterator[str]:
 
 
 def _taken(results: Sequence[Result]) -> str:
-    """How many are taken of those that give the backend something to compile."""
+    """How many are taken in their plain form, of those that give the backend something to compile."""
     total = sum(each.state is not State.NOTHING for each in results)
-    return f"{sum(each.state is State.TAKEN for each in results)}/{total}" if total else "-"
+    return f"{sum(each.covered for each in results)}/{total}" if total else "-"
 
 
 def _state_table(kinds: dict[str, Sequence[Result]]) -> Iterator[str]:

@@ -39,6 +39,11 @@ class Case:
     expected: Outcome
     rules: Rules
 
+    @property
+    def resizes(self) -> bool:
+        """Whether the call resizes a tensor that it is given."""
+        return self.variant is Variant.OUT and self.sample.index % 2 == 1
+
     def arguments(self, device: str) -> Arguments:
         """Fresh arguments on a device."""
         return self.sample.arguments(device, self.out)

@@ -20,8 +20,6 @@ _TAKEN_APART = (
     "_batch_norm_with_update_functional",
     "_native_batch_norm_legit",
     "_native_batch_norm_legit_functional",
-    "adaptive_max_pool2d",
-    "adaptive_max_pool3d",
     "batch_norm_backward",
     "dist",
     "narrow_copy",
@@ -33,7 +31,6 @@ _TAKEN_APART = (
 # Operators that the core ATen set takes apart although one rule does it better.
 _KEPT = (
     "_safe_softmax",
-    "arange",
     "embedding_dense_backward",
     "index_add",
     "index_copy",

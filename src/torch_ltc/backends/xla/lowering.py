@@ -26,7 +26,7 @@ from torch_ltc.backends.xla import (  # each fills the table  # noqa: F401
 )
 from torch_ltc.backends.xla.promotion import DTYPES, cast, jax_dtype
 from torch_ltc.backends.xla.rules_memory import memory_of
-from torch_ltc.backends.xla.table import RULES
+from torch_ltc.backends.xla.table import RULES, Wants
 from torch_ltc.errors import CompileError
 from torch_ltc.program.instruction import Call, Program, Value
 from torch_ltc.program.spec import Spec
@@ -68,11 +68,13 @@ class _Lowering:
     def _run_call(self, call: Call, values: dict[int, Array]) -> None:
         rule = RULES[call.op]
         args = [_filled(operand, values) for operand in call.args]
-        if rule.memory:
+        kwargs = {name: _filled(operand, values) for name, operand in call.kwargs.items()}
+        if rule.wants is Wants.MEMORY:
             number = call.operands[0]
             owner = self._owners.get(number, number)
             args[0] = memory_of(values[owner], self._specs[owner], self._specs[number])
-        kwargs = {name: _filled(operand, values) for name, operand in call.kwargs.items()}
+        elif rule.wants is Wants.SPEC:
+            kwargs["spec"] = self._specs[call.operands[0]]
         results = rule.function(*args, **kwargs)
         flat = _flattened(results, call)
         for item, number, result in zip(call.flat_returns, call.numbers, flat, strict=True):

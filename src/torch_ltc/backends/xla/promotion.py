@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from jax import Array
 
+from torch_ltc.errors import CompileError
+
 Number = bool | int | float | complex
 Operand = Array | Number
 
@@ -41,6 +43,8 @@ _PYTHON_DTYPES = {bool: jnp.bool_, int: jnp.int64, float: jnp.float32, complex: 
 
 def jax_dtype(dtype: torch.dtype) -> Any:
     """JAX's dtype of the same name."""
+    if dtype not in DTYPES:
+        raise CompileError(f"JAX has no dtype like {dtype}")
     return np.dtype(DTYPES[dtype])
 
 

@@ -31,6 +31,8 @@ def index(x: Array, indices: Index) -> Array:
 @rule("index_put", "_unsafe_index_put", "_index_put_impl")
 def index_put(x: Array, indices: Index, values: Array, accumulate: bool = False, unsafe: bool = False) -> Array:
     """`x` with values written, or added, at these places."""
+    if any(each is not None and each.dtype == jnp.bool_ for each in indices):
+        return _mask_put(x, indices, values, accumulate)
     place = x.at[_places(indices)]
     values = cast(values, x.dtype)
     return _add_at(place, values) if accumulate else place.set(values)
@@ -40,6 +42,26 @@ def _add_at(place: Any, values: Array) -> Array:
     # Booleans do not add up: what is set stays set.
     result: Array = place.max(values) if values.dtype == jnp.bool_ else place.add(values)
     return result
+
+
+def _mask_put(x: Array, indices: Index, values: Array, accumulate: bool) -> Array:
+    """As `index_put`, for one mask over the leading dimensions."""
+    mask, *others = [each for each in indices if each is not None]
+    if others or indices[0] is None:
+        raise NotImplementedError("a mask among other indices has a shape that is known only when it runs")
+    rest = x.shape[mask.ndim :]
+    flat = jnp.ravel(mask)
+    if values.ndim > len(rest) and values.shape[0] != 1:
+        # The values belong to the places that are set, in order.
+        order = jnp.clip(jnp.cumsum(flat) - 1, 0, values.shape[0] - 1)
+        values = jnp.reshape(values[order], (*mask.shape, *values.shape[1:]))
+    chosen = cast(values, x.dtype)
+    written = _sum_of(x, chosen) if accumulate else chosen
+    return jnp.where(jnp.reshape(mask, mask.shape + (1,) * len(rest)), written, x)
+
+
+def _sum_of(x: Array, y: Array) -> Array:
+    return x | y if x.dtype == jnp.bool_ else x + y
 
 
 @rule("index_select")
@@ -246,8 +268,9 @@ def masked_scatter_backward(gradient: Array, mask: Array, sizes: Sequence[int]) 
 @rule("nonzero_static")
 def nonzero_static(x: Array, *, size: int, fill_value: int = -1) -> Array:
     """The coordinates of the first `size` elements that are not zero."""
-    found = jnp.nonzero(x, size=size, fill_value=fill_value)
-    return jnp.stack(found, axis=-1) if found else jnp.zeros((size, 0), jnp.int64)
+    if x.ndim == 0:
+        return jnp.zeros((size, 0), jnp.int64)
+    return jnp.stack(jnp.nonzero(x, size=size, fill_value=fill_value), axis=-1)
 
 
 @rule("searchsorted.Tensor")

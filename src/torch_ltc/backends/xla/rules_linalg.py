@@ -297,6 +297,10 @@ def pinv(x: Array, *, atol: Array | None = None, rtol: Array | None = None, herm
     """The pseudo-inverse; singular values below the tolerances count as zero."""
     if x.size == 0:
         return adjoint(x)
+    if hermitian:
+        # Only the lower triangle counts.
+        lower = jnp.tril(x, -1)
+        x = lower + adjoint(lower) + jnp.where(jnp.eye(x.shape[-1], dtype=jnp.bool_), jnp.real(x).astype(x.dtype), 0)
     u, s, vh = jnp.linalg.svd(x, full_matrices=False)
     largest = jnp.max(s, axis=-1)
     absolute = jnp.zeros((), s.dtype) if atol is None else atol.astype(s.dtype)

@@ -13,13 +13,13 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from torch_ltc.backends.xla.promotion import cast
-from torch_ltc.backends.xla.table import rule
+from torch_ltc.backends.xla.table import Wants, rule
 from torch_ltc.program.spec import Spec
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What rules marked `memory` get in the place of their first tensor: the elements of the storage as a vector, and
+    """What rules that want the memory get in the place of their first tensor: the elements of the storage as a vector, and
     the geometry of the tensor in it."""
 
     elements: Array
@@ -53,7 +53,9 @@ def _read(elements: Array, size: Sequence[int], stride: Sequence[int], offset: i
     count = 1
     for length in size:
         count *= length
-    if order is None or count == 0:
+    if count == 0:
+        return jnp.zeros(tuple(size), elements.dtype)
+    if order is None:
         return jnp.take(elements, _addresses(size, stride, offset), mode="clip")
     dense = lax.slice_in_dim(elements, offset, offset + count)
     inverse = sorted(range(len(order)), key=order.__getitem__)
@@ -73,13 +75,13 @@ def _addresses(size: Sequence[int], stride: Sequence[int], offset: int) -> Array
     return address
 
 
-@rule("as_strided", "as_strided_copy", memory=True)
+@rule("as_strided", "as_strided_copy", wants=Wants.MEMORY)
 def as_strided(memory: Memory, size: Sequence[int], stride: Sequence[int], offset: int | None = None) -> Array:
     """Elements of the memory at regular distances."""
     return _read(memory.elements, size, stride, memory.spec.offset if offset is None else offset)
 
 
-@rule("as_strided_scatter", memory=True)
+@rule("as_strided_scatter", wants=Wants.MEMORY)
 def as_strided_scatter(
     memory: Memory, source: Array, size: Sequence[int], stride: Sequence[int], offset: int | None = None
 ) -> Array:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 from torch_ltc.backends.xla.promotion import is_floating, widen
@@ -69,8 +70,9 @@ class _Windows:
     def sums(self, x: Array) -> Array:
         """The sum over each window."""
         ones = [1] * (x.ndim - len(self.lengths))
+        # A constant of NumPy: only then does JAX see that this is a sum, which has a gradient.
         total = lax.reduce_window(
-            self.padded(x, 0), jnp.zeros((), x.dtype), lax.add, (*ones, *self.kernel), (*ones, *self.stride), "VALID"
+            self.padded(x, 0), np.zeros((), x.dtype), lax.add, (*ones, *self.kernel), (*ones, *self.stride), "VALID"
         )
         return total[(..., *(slice(n) for n in self.counts))]
 
@@ -107,6 +109,38 @@ def max_pool3d(
 ) -> tuple[Array, Array]:
     """Maximum over windows, and where it is."""
     return _max_pool(x, 3, kernel, stride, padding, dilation, ceil_mode)
+
+
+def _adaptive_max_pool(x: Array, size: Sizes) -> tuple[Array, Array]:
+    spatial = len(size)
+    lengths = x.shape[x.ndim - spatial :]
+    values, places = x, jnp.reshape(jnp.arange(math.prod(lengths)), lengths)
+    inside = jnp.ones((), jnp.bool_)
+    for d, (length, count) in enumerate(zip(lengths, size, strict=True)):
+        starts = np.arange(count) * length // count
+        ends = -(-(np.arange(count) + 1) * length // count)
+        window = starts[:, None] + np.arange(max(ends - starts, default=0))
+        valid = jnp.asarray(window < ends[:, None])
+        # Each dimension becomes two: which window, and where in it.
+        window = np.minimum(window, length - 1)
+        values = jnp.take(values, window, axis=values.ndim - spatial - d + 2 * d, mode="clip")
+        places = jnp.take(places, window, axis=2 * d, mode="clip")
+        inside = inside[..., None, None] & valid
+    order = [*range(0, 2 * spatial, 2), *range(1, 2 * spatial, 2)]
+    lead = x.ndim - spatial
+    arranged = jnp.transpose(values, [*range(lead), *(lead + d for d in order)])
+    masked = jnp.where(jnp.transpose(inside, order), arranged, -jnp.inf)
+    flat = jnp.reshape(masked, (*masked.shape[: lead + spatial], -1))
+    best = jnp.argmax(flat, axis=-1, keepdims=True)
+    where = jnp.reshape(jnp.transpose(places, order), (*size, -1))
+    chosen = jnp.take_along_axis(jnp.broadcast_to(where, flat.shape), best, axis=-1)
+    return jnp.take_along_axis(flat, best, axis=-1)[..., 0], chosen[..., 0]
+
+
+@rule("adaptive_max_pool2d", "adaptive_max_pool3d")
+def adaptive_max_pool(x: Array, size: Sizes) -> tuple[Array, Array]:
+    """Maximum over windows that divide the image into this many parts, and where it is."""
+    return _adaptive_max_pool(x, size)
 
 
 def _to_places(gradient: Array, x: Array, places: Array, spatial: int) -> Array:

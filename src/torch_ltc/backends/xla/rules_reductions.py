@@ -182,6 +182,14 @@ def softmax(x: Array, dim: int, half_to_float: bool = False) -> Array:
     return jax.nn.softmax(widen(x), axis=dim) if x.ndim else jnp.ones_like(x)
 
 
+@rule("_safe_softmax")
+def safe_softmax(x: Array, dim: int, dtype: torch.dtype | None = None) -> Array:
+    """As `softmax`, zero where every element is minus infinity."""
+    wide = widen(to_torch_dtype(x, dtype))
+    nothing = jnp.all(jnp.isneginf(wide), axis=axes(x, dim), keepdims=True)
+    return jnp.where(nothing, 0, softmax(wide, dim))
+
+
 @rule("_log_softmax")
 def log_softmax(x: Array, dim: int, half_to_float: bool = False) -> Array:
     """Logarithm of the softmax along one dimension."""

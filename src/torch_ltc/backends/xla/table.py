@@ -10,6 +10,7 @@ import.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -22,12 +23,20 @@ from torch_ltc.errors import BackendError
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
+class Wants(enum.Enum):
+    """What a rule is given besides the arguments of its operator."""
+
+    NOTHING = "nothing"
+    SPEC = "the geometry of the first tensor, by the name `spec`"
+    MEMORY = "in the place of the first tensor the memory that it lies in, see `rules_memory.py`"
+
+
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One rule. `memory`: it reads memory beyond the elements of its operand, see `rules_memory.py`."""
+    """One rule."""
 
     function: Callable[..., Any]
-    memory: bool = False
+    wants: Wants = Wants.NOTHING
 
 
 RULES: dict[OpOverload, Rule] = {}
@@ -46,17 +55,17 @@ def overload(name: str) -> OpOverload | None:
     return result
 
 
-def rule(*names: str, memory: bool = False) -> Callable[[Function], Function]:
+def rule(*names: str, wants: Wants = Wants.NOTHING) -> Callable[[Function], Function]:
     """Make the decorated function the rule of these operators. `name` alone means `name.default`."""
 
     def add(function: Function) -> Function:
-        add_rules(function, names, memory=memory)
+        add_rules(function, names, wants)
         return function
 
     return add
 
 
-def add_rules(function: Callable[..., Any], names: Iterable[str], memory: bool = False) -> None:
+def add_rules(function: Callable[..., Any], names: Iterable[str], wants: Wants = Wants.NOTHING) -> None:
     """Make `function` the rule of these operators; a second rule for one operator is an error."""
     for name in names:
         op = overload(name)
@@ -65,4 +74,4 @@ def add_rules(function: Callable[..., Any], names: Iterable[str], memory: bool =
         elif op in RULES:
             raise BackendError(f"{op} has two rules", hint="remove one of them")
         else:
-            RULES[op] = Rule(function, memory)
+            RULES[op] = Rule(function, wants)

@@ -1,0 +1,5 @@
+"""The Inductor backend: whole programs through PyTorch's own compiler, for cpu and cuda."""
+
+from torch_ltc.backends.inductor.backend import InductorBackend
+
+__all__ = ["InductorBackend"]

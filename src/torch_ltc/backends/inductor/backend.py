@@ -1,0 +1,147 @@
+"""The backend itself: compiles the graph of a program with Inductor, and runs what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch._dynamo.convert_frame import compile_lock
+from torch._inductor import config as inductor_config
+from torch._inductor import lowering as inductor_lowering
+from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+from torch._inductor.decomposition import select_decomp_table
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from torch_ltc.backends.inductor.demands import divides_by_zero, indexes_unknown
+from torch_ltc.backends.inductor.graph import Built, build, example_inputs
+from torch_ltc.errors import CompileError
+from torch_ltc.lowering.calls import laid_out
+from torch_ltc.lowering.data import BackendData
+from torch_ltc.lowering.decompositions import only_ours
+from torch_ltc.lowering.interface import Backend, Form
+from torch_ltc.program.instruction import Call, Program
+from torch_ltc.program.spec import Spec
+
+# Compiling with PyTorch's lock held keeps apart from a torch.compile on another thread. That thread may itself wait for
+# the device, so that the lock is not waited for without end.
+_LOCK_TIMEOUT_S = 120.0
+_PATCHES: dict[str, Any] = {
+    # Strides of outputs are those that were recorded.
+    "keep_output_stride": True,
+    # Random calls do not come here. If Inductor makes one of its own it draws as eager does.
+    "fallback_random": True,
+    # Recorded graphs of device calls would keep the memory of inputs, which other programs replace.
+    "triton.cudagraphs": False,
+}
+
+
+class InductorBackend(Backend):
+    """Compiles functional programs with Inductor."""
+
+    name = "inductor"
+    form = Form.FUNCTIONAL
+
+    def decompositions(self) -> Mapping[OpOverload, Callable[..., Any]]:
+        """Inductor takes operators apart itself."""
+        return only_ours()
+
+    def supports(self, call: Call) -> bool:
+        """Everything but calls whose data could end the process."""
+        return not (divides_by_zero(call) or (indexes_unknown(call) and not _kept_whole(call.op)))
+
+    def compile(self, program: Program) -> InductorFunction:
+        """A function that runs code made by Inductor."""
+        built = build(program)
+        codes: list[Any] = []
+
+        def inner_compile(*args: Any, **kwargs: Any) -> Any:
+            codes.append(compile_fx_inner(*args, **kwargs))
+            return codes[-1]
+
+        readable = built.module.code
+        with _quiet_compiler(), FakeTensorMode():
+            examples = example_inputs(program)
+        try:
+            with _quiet_compiler(), torch.no_grad(), inductor_config.patch(_PATCHES):
+                compiled: Any = compile_fx(built.module, examples, inner_compile=inner_compile)
+        except Exception as error:
+            raise _refusal(program, error) from error
+        source = str(getattr(codes[-1], "source_code", "")) if codes else ""
+        return InductorFunction(program, built, compiled, source or readable)
+
+
+class InductorFunction:
+    """Runs a compiled program."""
+
+    def __init__(self, program: Program, built: Built, compiled: Callable[..., Sequence[Any]], text: str) -> None:
+        self._compiled = compiled
+        self._specs = [instruction.spec for instruction in (*program.inputs, *program.numbers)]
+        self._updated = frozenset(update.input for update in program.updates)
+        self._checked = built.checked
+        self._text = text
+        self._results = _places(program, built)
+
+    def __call__(self, *given: Any) -> list[Any]:
+        """Run once. Inputs that the program updates are written to, unless it raises because of their data."""
+        tensors = list(given)
+        for position, held in enumerate(given):
+            if isinstance(held, BackendData):
+                tensors[position] = self._own(position, held, self._specs[position])
+        returned = self._compiled(*tensors)
+        if self._checked and returned[-1].item():
+            raise IndexError("an index is out of range, or a divisor is zero, or an element is not a probability")
+        return [returned[place] if place >= 0 else tensors[-1 - place] for place in self._results]
+
+    def _own(self, position: int, held: BackendData, spec: Spec) -> torch.Tensor:
+        """Data of another backend as a tensor that may be written to, if the program does."""
+        tensor = held.tensor()
+        if position in self._updated or tensor.stride() != spec.stride:
+            tensor = laid_out(tensor, spec)
+        return tensor
+
+    def text(self) -> str:
+        """The code that Inductor made."""
+        return self._text
+
+
+def _places(program: Program, built: Built) -> list[int]:
+    """Where each result is: a place among what the graph returns, or -1, -2 ... for an input."""
+    place_of = {number: place for place, number in enumerate(built.returned)}
+    inputs = {instruction.number: position for position, instruction in enumerate(program.inputs)}
+    places = [place_of[number] if number in place_of else -1 - inputs[number] for number in program.outputs]
+    return places + [-1 - update.input for update in program.updates]
+
+
+def _kept_whole(op: OpOverload) -> bool:
+    """True for an operator that Inductor leaves to PyTorch's kernel."""
+    if op in select_decomp_table():
+        return False
+    return op in inductor_lowering.fallbacks or op not in inductor_lowering.lowerings
+
+
+@contextmanager
+def _quiet_compiler() -> Iterator[None]:
+    acquired = compile_lock.acquire(timeout=_LOCK_TIMEOUT_S)
+    try:
+        yield
+    finally:
+        if acquired:
+            compile_lock.release()
+
+
+def _refusal(program: Program, error: Exception) -> CompileError:
+    """Inductor's error with the call that it is about, if it names one."""
+    text = str(error)
+    call = next((call for call in program.calls if f"target: {call.op}" in text), None)
+    where = f" at {call.name}" if call is not None else ""
+    hint = "install a C++ compiler, g++ or clang" if "InvalidCxxCompiler" in text else None
+    lines = text.strip().splitlines() or [""]
+    return CompileError(
+        f"inductor cannot compile program {program.identity} of {len(program.calls)} calls{where}: "
+        f"{type(error).__name__}: {lines[0]}",
+        source=str(call.source) if call is not None else None,
+        hint=hint,
+    )

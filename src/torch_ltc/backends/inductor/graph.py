@@ -1,0 +1,200 @@
+"""From a functional program to the FX graph that Inductor compiles.
+
+One node per call. Inputs that the program updates are written to by `copy_` at the end of the graph, so that Inductor
+updates them where they are. Nothing is written when the data does not meet what the calls demand of it: then the graph
+says so in its last output.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from torch_ltc.backends.inductor.demands import Demand, Divides, Probability, Within, demands
+from torch_ltc.errors import CompileError
+from torch_ltc.program.instruction import Call, Program, Value
+from torch_ltc.program.spec import Spec
+
+aten = torch.ops.aten
+Operand = fx.Node | int | float
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A graph and how to read its outputs: `returned` are the value numbers that it returns, each once; with
+    `checked` one more output follows, a bool that is true when the data was not as the calls demand."""
+
+    module: fx.GraphModule
+    returned: tuple[int, ...]
+    checked: bool
+
+
+def build(program: Program) -> Built:
+    """The graph of `program`. Its placeholders are the inputs, then the numbers."""
+    return _Builder(program).build()
+
+
+class _Builder:
+    """Holds the graph while it grows."""
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self._specs = program.specs()
+        self._graph = fx.Graph()
+        self._nodes: dict[int, fx.Node] = {}
+        # For each value the inputs in whose memory it may lie.
+        self._roots: dict[int, frozenset[int]] = {}
+        self._fixed: dict[tuple[int, object], fx.Node] = {}
+        self._wrong: list[fx.Node] = []
+        # A device that runs asynchronously reports wrong data as eager does there, and does not end the process.
+        self._checks = program.device.type == "cpu"
+
+    def build(self) -> Built:
+        for instruction in (*self._program.inputs, *self._program.numbers):
+            self._nodes[instruction.number] = self._graph.placeholder(f"v{instruction.number}")
+            self._roots[instruction.number] = frozenset({instruction.number})
+        for call in self._program.calls:
+            self._add_call(call)
+        return self._finish()
+
+    def _call(self, op: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        return self._graph.call_function(op, args, kwargs)
+
+    # ---- calls
+
+    def _add_call(self, call: Call) -> None:
+        replaced = {(d.argument, d.position): self._meet(call, d) for d in self._demands(call)}
+        names = [argument.name for argument in call.op._schema.arguments]
+        args = [self._argument(name, operand, replaced) for name, operand in zip(names, call.args)]
+        kwargs = {name: self._argument(name, operand, replaced) for name, operand in call.kwargs.items()}
+        node = self._call(call.op, *args, **kwargs)
+        self._bind(call, node)
+        roots = self._roots_of(call)
+        self._roots.update((number, roots) for number in call.numbers if number >= 0)
+
+    def _argument(self, name: str, operand: object, replaced: dict[tuple[str, int | None], fx.Node]) -> Any:
+        if isinstance(operand, tuple):
+            return [
+                replaced.get((name, i)) or self._argument(name, item, {}) for i, item in enumerate(operand)
+            ]
+        return replaced.get((name, None)) or (self._nodes[operand.number] if isinstance(operand, Value) else operand)
+
+    def _bind(self, call: Call, node: fx.Node) -> None:
+        """Say which part of what the call returns each of its values is."""
+        numbers = iter(call.numbers)
+        for position, declared in enumerate(call.returns):
+            part = node if len(call.returns) == 1 else None
+            if not isinstance(declared, tuple):
+                self._bind_one(next(numbers), node, part, position)
+                continue
+            for index in range(len(declared)):
+                number = next(numbers)
+                if number >= 0:
+                    part = part or self._call(operator.getitem, node, position)
+                    self._nodes[number] = self._call(operator.getitem, part, index)
+
+    def _bind_one(self, number: int, node: fx.Node, whole: fx.Node | None, position: int) -> None:
+        if number >= 0:
+            self._nodes[number] = whole or self._call(operator.getitem, node, position)
+
+    def _roots_of(self, call: Call) -> frozenset[int]:
+        """The inputs in whose memory the results of a call may lie."""
+        schema = call.op._schema
+        if all(returned.alias_info is None for returned in schema.returns):
+            return frozenset()
+        return frozenset().union(*(self._roots[number] for number in call.operands))
+
+    # ---- demands on data
+
+    def _demands(self, call: Call) -> list[Demand]:
+        return demands(call, self._specs) if self._checks else []
+
+    def _meet(self, call: Call, demand: Demand) -> fx.Node:
+        """The operand with harmless values where it does not meet the demand, which is noted."""
+        condition = demand.condition
+        node = self._nodes[demand.number]
+        if isinstance(condition, Divides):
+            return self._meet_division(call, condition, demand.number)
+        key = (demand.number, condition)
+        if key not in self._fixed:
+            if isinstance(condition, Probability):
+                wrong = self._call(aten.logical_not.default, self._between(node, 0, 1))
+                self._fixed[key] = node
+            else:
+                wrong, self._fixed[key] = self._meet_range(call, condition, node)
+            self._note(wrong)
+        return self._fixed[key]
+
+    def _between(self, node: fx.Node, low: int, high: int) -> fx.Node:
+        least, most = self._call(aten.ge.Scalar, node, low), self._call(aten.le.Scalar, node, high)
+        return self._call(aten.logical_and.default, least, most)
+
+    def _meet_range(self, call: Call, within: Within, node: fx.Node) -> tuple[fx.Node, fx.Node]:
+        if within.low >= within.high:
+            raise CompileError(f"{call.name} has indices into nothing", source=str(call.source))
+        wrong = self._call(aten.logical_not.default, self._between(node, within.low, within.high - 1))
+        if within.ignored is None:
+            return wrong, self._call(aten.clamp.default, node, within.low, within.high - 1)
+        wrong = self._call(aten.logical_and.default, wrong, self._call(aten.ne.Scalar, node, within.ignored))
+        return wrong, self._call(aten.masked_fill.Scalar, node, wrong, max(within.low, 0))
+
+    def _meet_division(self, call: Call, condition: Divides, number: int) -> fx.Node:
+        """Division by zero, and of the least integer by -1, which processors do not divide either."""
+        divisor, dividend = self._nodes[number], condition.dividend
+        spec = call.flat_returns[0].spec
+        assert spec is not None
+        wrong = self._call(aten.eq.Scalar, divisor, 0)
+        if isinstance(dividend, Value) and spec.dtype.is_signed:
+            least = self._call(aten.eq.Scalar, self._nodes[dividend.number], torch.iinfo(spec.dtype).min)
+            negated = self._call(aten.eq.Scalar, divisor, -1)
+            wrong = self._call(aten.logical_or.default, wrong, self._call(aten.logical_and.default, least, negated))
+        self._note(wrong)
+        one = self._call(aten.full.default, [], 1, dtype=self._specs[number].dtype, device=self._program.device)
+        return self._call(aten.where.self, wrong, one, divisor)
+
+    def _note(self, wrong: fx.Node) -> None:
+        self._wrong.append(self._call(aten.any.default, wrong))
+
+    # ---- the end
+
+    def _finish(self) -> Built:
+        inputs = [instruction.number for instruction in self._program.inputs]
+        written = {inputs[update.input] for update in self._program.updates}
+        wrong = self._combined()
+        returned = tuple(dict.fromkeys(n for n in self._program.outputs if n not in inputs or n in written))
+        outputs = [self._apart(number, written) for number in returned]
+        values = [self._apart(update.number, written) for update in self._program.updates]
+        for update, value in zip(self._program.updates, values, strict=True):
+            target = self._nodes[inputs[update.input]]
+            if wrong is not None:
+                value = self._call(aten.where.self, wrong, target, value)
+            self._call(aten.copy_.default, target, value)
+        self._graph.output((*outputs, *([] if wrong is None else [wrong])))
+        module = fx.GraphModule(torch.nn.Module(), self._graph, "Program")
+        return Built(module, returned, wrong is not None)
+
+    def _combined(self) -> fx.Node | None:
+        wrong: fx.Node | None = None
+        for one in self._wrong:
+            wrong = one if wrong is None else self._call(aten.logical_or.default, wrong, one)
+        return wrong
+
+    def _apart(self, number: int, written: set[int]) -> fx.Node:
+        """The value in memory that no update writes to."""
+        node = self._nodes[number]
+        return node if written.isdisjoint(self._roots[number]) else self._call(aten.clone.default, node)
+
+
+def example_inputs(program: Program) -> list[torch.Tensor]:
+    """Tensors with the geometry of the inputs and numbers. Inside a fake tensor mode they take no memory."""
+    made = [_example(instruction.spec, program.device) for instruction in program.inputs]
+    return made + [_example(instruction.spec, torch.device("cpu")) for instruction in program.numbers]
+
+
+def _example(spec: Spec, device: torch.device) -> torch.Tensor:
+    base = torch.empty(spec.extent(), dtype=spec.dtype, device=device)
+    return base.as_strided(spec.size, spec.stride, spec.offset)

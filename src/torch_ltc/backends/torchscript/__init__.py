@@ -1,0 +1,147 @@
+"""The TorchScript backend, the default: the whole program as one TorchScript function.
+
+TorchScript takes views, in-place calls, lists and run-time numbers as they are, and runs them without the interpreter
+lock. `segments` cuts a program into what becomes one function each, `graph` builds the graphs, `lines` puts the user's
+lines on their nodes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from torch_ltc.backends.torchscript.graph import GraphLowering, NotTaken
+from torch_ltc.backends.torchscript.segments import Segment, split
+from torch_ltc.errors import CompileError
+from torch_ltc.lowering.calls import run_call
+from torch_ltc.lowering.interface import Arguments, Backend, Computation, Outcome
+from torch_ltc.program.instruction import Call, Program, Scalar
+from torch_ltc.program.render import instruction_text
+
+__all__ = ["ScriptComputation", "TorchScriptBackend"]
+
+
+class TorchScriptBackend(Backend):
+    """Lowers a program to TorchScript graphs, call by call."""
+
+    name = "torchscript"
+
+    def __init__(self) -> None:
+        # Calls, by operator and kinds of arguments, that TorchScript was found to lack.
+        self._lacking: set[object] = set()
+
+    def compile(self, program: Program) -> Computation:
+        """TorchScript functions for the program: one, unless it is very long or has calls that TorchScript lacks."""
+        while True:
+            direct = {id(call) for call in program.calls if _kind(call) in self._lacking}
+            try:
+                parts = [_compile(segment, program.device) for segment in split(program, direct)]
+                return ScriptComputation(parts, program)
+            except NotTaken as refusal:
+                self._lacking.add(_kind(refusal.call))
+
+
+def _kind(call: Call) -> object:
+    """The operator with what TorchScript resolves it by: which arguments are given as what."""
+
+    def of(operand: object) -> object:
+        if isinstance(operand, Scalar):
+            return operand.type
+        return frozenset(map(of, operand)) if isinstance(operand, tuple) else type(operand)
+
+    return (call.op, *map(of, call.args), *map(of, call.kwargs.values()))
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A segment and its function; None for a call that TorchScript lacks."""
+
+    segment: Segment
+    function: Any
+
+
+def _compile(segment: Segment, device: torch.device) -> _Part:
+    if segment.direct:
+        return _Part(segment, None)
+    lowering = GraphLowering(segment, device)
+    try:
+        graph = lowering.lower()
+        graph.lint()
+        function = torch._C._create_function_from_graph("program", graph)
+    except (RuntimeError, ValueError, TypeError) as error:
+        call = lowering.current
+        where = f" at {call.name}" if call is not None else ""
+        raise CompileError(
+            f"TorchScript cannot take program {segment.program.identity}{where}: {str(error).splitlines()[0]}",
+            source=str(call.source) if call is not None else None,
+        ) from error
+    return _Part(segment, function)
+
+
+class ScriptComputation(Computation):
+    """Compiled functions, run one after the other."""
+
+    def __init__(self, parts: list[_Part], program: Program) -> None:
+        self.program = program
+        self._parts = parts
+        self._inputs = [i.number for i in program.inputs]
+        self._outputs = program.outputs
+
+    @property
+    def functions(self) -> list[Any]:
+        """The TorchScript functions, in order."""
+        return [part.function for part in self._parts if part.function is not None]
+
+    @property
+    def direct_calls(self) -> list[Call]:
+        """The calls that TorchScript lacks and that PyTorch's own kernels run in between."""
+        return [part.segment.calls[0] for part in self._parts if part.function is None]
+
+    def run(self, arguments: Arguments) -> Outcome:
+        """Call the functions. A failure raises: which calls ran before it is not known."""
+        values: dict[int, Any] = dict(zip(self._inputs, arguments.inputs, strict=True))
+        # Without this the executor profiles the first runs and then specialises: pauses that the user would see. It is
+        # a setting of this thread: functions that the user scripts are optimized as ever.
+        with torch.jit.optimized_execution(False):
+            for part in self._parts:
+                segment = part.segment
+                if part.function is None:
+                    made = run_call(segment.calls[0], values.__getitem__, arguments)
+                    values.update((number, made[number]) for number in segment.gives)
+                    for number in segment.dead:
+                        del values[number]
+                    continue
+                given = [values[n] for n in segment.takes]
+                given += [arguments.scalars[slot] for slot in segment.scalars]
+                if segment.random:
+                    given.append(arguments.generator)
+                for number in segment.dead:
+                    del values[number]
+                values.update(zip(segment.gives, part.function(*given), strict=True))
+        return Outcome([values[n] for n in self._outputs])
+
+    def to_string(self) -> str:
+        """The graphs of the functions, and the calls between them as the program's listing has them."""
+        texts = [self._part_text(part) for part in self._parts]
+        if len(texts) == 1:
+            return texts[0]
+        return "".join(
+            f"# part {position} of {len(texts)}: {_title(part)}\n{text}"
+            for position, (part, text) in enumerate(zip(self._parts, texts, strict=True), 1)
+        )
+
+    @staticmethod
+    def _part_text(part: _Part) -> str:
+        if part.function is None:
+            return instruction_text(part.segment.calls[0], {}) + "\n"
+        # With the lines, whatever the process has set for the printing of graphs.
+        return str(part.function.graph.str(True))
+
+
+def _title(part: _Part) -> str:
+    if part.function is None:
+        return "a call that TorchScript lacks, run by PyTorch's own kernel"
+    count = len(part.segment.calls)
+    return f"a function of {count} call{'s' if count != 1 else ''}"

@@ -1,0 +1,263 @@
+"""Builds the TorchScript graph of one segment, call by call."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+from torch_ltc.backends.torchscript.lines import lines
+from torch_ltc.backends.torchscript.segments import Segment
+from torch_ltc.program.instruction import (
+    Call,
+    DeviceGenerator,
+    PhysicalDevice,
+    Return,
+    ReturnKind,
+    Scalar,
+    Value,
+)
+
+_TENSOR = torch._C.TensorType.get()
+_NUMBER = torch._C.NumberType.get()
+_GENERATOR = torch._C._GeneratorType.get()
+_SCALAR_TYPES = {
+    int: torch._C.IntType.get(),
+    float: torch._C.FloatType.get(),
+    bool: torch._C.BoolType.get(),
+    complex: torch._C.ComplexType.get(),
+}
+_MEMORY_FORMATS = {
+    torch.contiguous_format: 0,
+    torch.preserve_format: 1,
+    torch.channels_last: 2,
+    torch.channels_last_3d: 3,
+}
+_NO_SCHEMA = "(no schema)"
+
+
+class NotTaken(Exception):
+    """TorchScript has no operator for this call."""
+
+    def __init__(self, call: Call) -> None:
+        super().__init__(call.name)
+        self.call = call
+
+
+class GraphLowering:
+    """Builds the graph of one segment. `current` is the call at which it stands."""
+
+    def __init__(self, segment: Segment, device: torch.device) -> None:
+        self._segment = segment
+        self._device = device
+        self._graph: Any = torch._C.Graph()
+        self._values: dict[int, Any] = {}
+        self._scalars: dict[int, Any] = {}
+        self._generator: Any = None
+        # The node that has the line of the current call, or None.
+        self._line: Any = None
+        self.current: Call | None = None
+
+    def lower(self) -> Any:
+        """The finished graph. Raises `NotTaken` at a call that TorchScript lacks."""
+        self._add_parameters()
+        places = lines.of(call.source for call in self._segment.calls)
+        for call in self._segment.calls:
+            self.current = call
+            self._line = places.get((call.source.file, call.source.line))
+            self._lower_call(call)
+        self.current = self._line = None
+        outputs = [self._values[n] for n in self._segment.gives]
+        self._graph.registerOutput(self._insert("prim::TupleConstruct", outputs, _tuple_type(len(outputs))))
+        return self._graph
+
+    def _add_parameters(self) -> None:
+        given = {instruction.number for instruction in self._segment.program.inputs}
+        for number in self._segment.takes:
+            self._values[number] = self._parameter(f"{'p' if number in given else 'v'}{number}", _TENSOR)
+        types = self._scalar_types()
+        for slot in self._segment.scalars:
+            self._scalars[slot] = self._parameter(f"s{slot}", types[slot])
+        if self._segment.random:
+            self._generator = self._parameter("generator", _GENERATOR)
+
+    def _parameter(self, name: str, declared: Any) -> Any:
+        value = self._graph.addInput(name)
+        value.setType(declared)
+        return value
+
+    def _scalar_types(self) -> dict[int, Any]:
+        types: dict[int, Any] = {}
+        for call in self._segment.calls:
+            for operand, declared in zip(_given(call), call.op._schema.arguments, strict=True):
+                for item in operand if isinstance(operand, tuple) else (operand,):
+                    if isinstance(item, Scalar):
+                        # A bool fits no number type of TorchScript but the general one.
+                        general = item.type is bool and str(declared.type) not in ("bool", "Optional[bool]")
+                        types[item.slot] = _NUMBER if general else _SCALAR_TYPES[item.type]
+        return types
+
+    # ---- calls ----------------------------------------------------------------------------------------------------
+
+    def _lower_call(self, call: Call) -> None:
+        schema = call.op._schema
+        numbers_for_tensors = _has_number_for_tensor(call)
+        inputs = [
+            self._operand(value, declared, typed=not numbers_for_tensors)
+            for value, declared in zip(_given(call), schema.arguments, strict=True)
+        ]
+        node = self._node(schema.name, inputs, len(schema.returns))
+        if _is_recorded_overload(call, node.schema()):
+            outputs = _typed_outputs(node, [declared.type for declared in schema.returns])
+        else:
+            node.destroy()
+            outputs = [self._by_copy(call, inputs)]
+        position = 0
+        for declared, value in zip(call.returns, outputs, strict=True):
+            if isinstance(declared, tuple):
+                node = self._node("prim::ListUnpack", [value], len(declared))
+                for item, part in zip(declared, _typed_outputs(node, [_TENSOR] * len(declared)), strict=True):
+                    self._bind(call, position, item, part)
+                    position += 1
+            else:
+                self._bind(call, position, declared, value)
+                position += 1
+
+    def _node(self, kind: str, inputs: list[Any], outputs: int = 1) -> Any:
+        """A new node at the end of the graph, on the line of the current call."""
+        node = self._graph.create(kind, inputs, outputs)
+        self._graph.insertNode(node)
+        if self._line is not None:
+            node.copyMetadata(self._line)
+        return node
+
+    def _insert(self, kind: str, inputs: list[Any], declared: Any = _TENSOR) -> Any:
+        """The one value of a new node."""
+        value = self._node(kind, inputs).output()
+        value.setType(declared)
+        return value
+
+    def _by_copy(self, call: Call, inputs: list[Any]) -> Any:
+        """An `out=` call that TorchScript takes for another overload: the plain call, copied into the target."""
+        schema = call.op._schema
+        if schema.arguments[-1].name != "out" or len(schema.returns) != 1:
+            raise NotTaken(call)
+        node = self._node(schema.name, inputs[:-1])
+        if node.schema() == _NO_SCHEMA:
+            raise NotTaken(call)
+        [result] = _typed_outputs(node, [_TENSOR])
+        return self._insert("aten::copy_", [inputs[-1], result, self._constant(False)])
+
+    def _bind(self, call: Call, position: int, item: Return, value: Any) -> None:
+        number = call.numbers[position]
+        if number < 0:
+            return
+        if item.kind is ReturnKind.FRESH and position in (call.layout.copied or ()):
+            value = self._laid_out(item, value)
+        value.setDebugName(f"v{number}")
+        self._values[number] = value
+
+    def _laid_out(self, item: Return, value: Any) -> Any:
+        """A copy of the value in the geometry that was recorded for it."""
+        spec = item.spec
+        assert spec is not None
+        constants = [[spec.extent()], spec.dtype, None, self._device, None, None]
+        base = self._insert("aten::empty", [self._constant(c) for c in constants])
+        geometry = [self._constant(c) for c in (list(spec.size), list(spec.stride), spec.offset)]
+        view = self._insert("aten::as_strided", [base, *geometry])
+        return self._insert("aten::copy_", [view, value, self._constant(False)])
+
+    # ---- arguments ------------------------------------------------------------------------------------------------
+
+    def _operand(self, operand: Any, declared: Any, *, typed: bool) -> Any:
+        """The value for one argument. With `typed`, None has the type of the parameter that it is given for."""
+        if isinstance(operand, Value):
+            return self._values[operand.number]
+        if isinstance(operand, Scalar):
+            # In a tensor's place too: TorchScript has overloads that take a number there.
+            return self._scalars[operand.slot]
+        if isinstance(operand, DeviceGenerator):
+            return self._generator
+        if isinstance(operand, PhysicalDevice):
+            return self._constant(self._device)
+        if isinstance(operand, tuple):
+            return self._sequence(operand, declared)
+        if isinstance(operand, bool) and "number" in str(declared.type):
+            return self._constant(int(operand))
+        value = self._constant(operand)
+        if operand is None and typed and isinstance(declared.type, torch._C.OptionalType):
+            # Overloads that differ only in what may be None are told apart by it.
+            value.setType(declared.type)
+        return value
+
+    def _sequence(self, operand: tuple[Any, ...], declared: Any) -> Any:
+        kind = str(declared.type)
+        if any(isinstance(item, (Value, Scalar)) for item in operand) or "Tensor" in kind:
+            element: Any = torch._C.OptionalType.ofTensor() if "Optional[Tensor]" in kind else _TENSOR
+            if any(isinstance(item, Scalar) for item in operand):
+                element = _NUMBER
+            items = [self._operand(item, declared, typed=False) for item in operand]
+            return self._insert("prim::ListConstruct", items, torch._C.ListType(element))
+        if not operand:
+            empty = declared.type
+            while isinstance(empty, torch._C.OptionalType):
+                empty = empty.getElementType()
+            return self._insert("prim::ListConstruct", [], empty)
+        return self._constant(list(operand))
+
+    def _constant(self, value: object) -> Any:
+        if isinstance(value, torch.memory_format):
+            value = _MEMORY_FORMATS[value]
+        constant = self._graph.insertConstant(value)
+        if self._line is not None:
+            constant.node().copyMetadata(self._line)
+        return constant
+
+
+def _given(call: Call) -> tuple[object, ...]:
+    """The call's arguments in the order of its schema."""
+    return (*call.args, *call.kwargs.values())
+
+
+def _has_number_for_tensor(call: Call) -> bool:
+    """True when a run-time number stands where the schema has a tensor."""
+    return any(
+        isinstance(value, Scalar) and "Tensor" in str(declared.type)
+        for value, declared in zip(_given(call), call.op._schema.arguments, strict=True)
+    )
+
+
+def _typed_outputs(node: Any, types: list[Any]) -> list[Any]:
+    outputs = list(node.outputs())
+    for output, declared in zip(outputs, types, strict=True):
+        output.setType(declared)
+    return outputs
+
+
+@functools.lru_cache(maxsize=4_096)
+def _parsed(schema: str) -> Any:
+    return torch._C.parse_schema(schema)
+
+
+def _is_recorded_overload(call: Call, schema: str) -> bool:
+    """TorchScript chooses the overload by argument types alone, and may find none or another than the recorded one."""
+    if schema == _NO_SCHEMA:
+        return False
+    chosen, recorded = _parsed(schema), call.op._schema
+    if chosen.overload_name == recorded.overload_name:
+        return True
+    # Right too: the overload that takes a number where a number stands for a tensor.
+    return (
+        _has_number_for_tensor(call)
+        and len(chosen.arguments) == len(recorded.arguments)
+        and all(
+            (theirs.alias_info is None) == (ours.alias_info is None)
+            and (str(theirs.type) == str(ours.type) or value is None or "number" in str(theirs.type))
+            for value, theirs, ours in zip(_given(call), chosen.arguments, recorded.arguments, strict=True)
+        )
+    )
+
+
+def _tuple_type(length: int) -> Any:
+    return torch._C.TupleType([_TENSOR] * length)

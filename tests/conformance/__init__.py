@@ -1,0 +1,1 @@
+"""The conformance suite: in-box backends pass it, wrong ones do not."""

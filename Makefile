@@ -2,6 +2,8 @@
 #
 #   make demo          train the example on the lazy device
 #   make test          run the tests, the slow ones left out
+#   make test-backends run the tests of Inductor and XLA too, which compile for minutes
+#   make conformance   run the conformance suite on a backend: BACKEND=inductor
 #   make check         formatting, lint, types, architecture, documentation
 #   make ops           compare every operator of PyTorch's database with eager
 #   make bench-trace   measure what recording an operation costs
@@ -11,18 +13,25 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check --quiet
 RUN := $(VENV)/bin/python
+BACKEND ?= torchscript
 CONSTRAINTS := requirements/constraints.txt
 # Build requirements are in the environment already: an isolated build would download its own.
 INSTALL := $(PIP) install --no-build-isolation --constraint $(CONSTRAINTS)
 
-.PHONY: demo test check ops bench-trace docs clean
+.PHONY: demo test test-backends conformance check ops bench-trace docs clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/installed-demo
 	$(RUN) examples/digits.py
 
 test: $(VENV)/installed-test
-	$(RUN) -m pytest -m "not slow" --durations=10 $(ARGS)
+	$(RUN) -m pytest -m "not slow and not compilers" --durations=10 $(ARGS)
+
+test-backends: $(VENV)/installed-backends
+	$(RUN) -m pytest -m "not slow" --durations=10 tests/backends tests/conformance tests/semantics/test_backends.py $(ARGS)
+
+conformance: $(VENV)/installed-backends
+	$(RUN) -m torch_ltc conformance $(BACKEND) $(ARGS)
 
 check: $(VENV)/installed-check $(VENV)/installed-test
 	$(VENV)/bin/ruff format --check .
@@ -53,4 +62,5 @@ $(VENV)/installed-%: $(VENV)/installed-torch pyproject.toml
 	$(INSTALL) --editable ".[$*]"
 	touch $@
 
-.PRECIOUS: $(VENV)/installed-torch $(VENV)/installed-demo $(VENV)/installed-test $(VENV)/installed-check
+.PRECIOUS: $(VENV)/installed-torch $(VENV)/installed-demo $(VENV)/installed-test $(VENV)/installed-check \
+	$(VENV)/installed-backends

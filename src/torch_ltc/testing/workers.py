@@ -1,7 +1,7 @@
 """Worker processes of a conformance run: a unit that kills its process fails, the rest goes on.
 
 Owns processes, time limits and what is known about a death. Workers are forked from a server process that has imported
-PyTorch's database of operators, so that starting one costs little.
+what takes long, so that starting one costs little.
 """
 
 from __future__ import annotations
@@ -21,11 +21,10 @@ from types import ModuleType
 from typing import Any
 
 from torch_ltc.errors import LtcError
-from torch_ltc.testing.records import AnyUnit, Difference, Operator, Result, What
+from torch_ltc.testing.records import AnyUnit, Difference, Operator, Result, Unit, What
 
 CONTEXT = multiprocessing.get_context("forkserver")
-# Not this package, which may start threads: they do not survive a fork.
-CONTEXT.set_forkserver_preload(["torch.testing._internal.common_methods_invocations"])
+DATABASE = "torch.testing._internal.common_methods_invocations"
 
 START_S = 90.0
 """How long a worker may take to start, beyond the time limit of its first unit."""
@@ -40,6 +39,7 @@ WORKER_NAME = "torch_ltc-conformance"
 
 def supported() -> list[Operator]:
     """The operators of PyTorch's database, in its order."""
+    _prepare_server(DATABASE)
     receiving, sending = CONTEXT.Pipe(duplex=False)
     process = CONTEXT.Process(target=_enter, args=("send_supported", sending), name=WORKER_NAME, daemon=True)
     with _without_main():
@@ -70,6 +70,7 @@ def run_units(units: Sequence[AnyUnit], *, jobs: int, chunk_size: int, time_limi
         for chunk in _chunks(units, len(units)):
             yield from _enter("run_here", chunk, None, time_limit_s)
         return
+    _prepare_server(DATABASE if any(isinstance(unit, Unit) for unit in units) else "torch")
     chunks = deque(_chunks(units, chunk_size))
     running: list[_Worker] = []
     try:
@@ -88,6 +89,12 @@ def run_units(units: Sequence[AnyUnit], *, jobs: int, chunk_size: int, time_limi
     finally:
         for worker in running:
             worker.stop()
+
+
+def _prepare_server(module: str) -> None:
+    """What the server imports when it starts, which it does once: the database only if it is wanted by then."""
+    # Not this package, which may start threads: they do not survive a fork.
+    CONTEXT.set_forkserver_preload([module])
 
 
 def _enter(function: str, *arguments: Any) -> Any:

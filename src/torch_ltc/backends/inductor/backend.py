@@ -70,7 +70,9 @@ class InductorBackend(Backend):
         except Exception as error:
             raise _refusal(program, error) from error
         source = str(getattr(codes[-1], "source_code", "")) if codes else ""
-        return InductorFunction(program, built, compiled, source or readable)
+        made = InductorFunction(program, built, compiled, source or readable)
+        made._code = codes[-1] if codes else None
+        return made
 
 
 class InductorFunction:
@@ -82,6 +84,7 @@ class InductorFunction:
         self._updated = frozenset(update.input for update in program.updates)
         self._checked = built.checked
         self._text = text
+        self._code = None
         self._results = _places(program, built)
 
     def __call__(self, *given: Any) -> list[Any]:

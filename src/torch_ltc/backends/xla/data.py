@@ -62,6 +62,11 @@ class JaxData(BackendData):
 
     def tensor(self) -> torch.Tensor:
         """A tensor on the array's memory; the same one each time."""
+        if self._view is None and self._array.size == 0:
+            # Memory of PyTorch's own, which can grow: views of nothing may begin behind its end.
+            self._view = torch.empty_strided(
+                self.spec.size, self.spec.stride, dtype=self.spec.dtype, device=self.device.torch
+            )
         if self._view is None:
             self._view = torch.from_dlpack(self._array.block_until_ready()).permute(inverse_of(self.spec))
         return self._view

@@ -12,7 +12,8 @@ from jax import Array, lax
 
 from torch_ltc.backends.xla.promotion import is_complex
 from torch_ltc.backends.xla.rules_matmul import matmul
-from torch_ltc.backends.xla.table import rule
+from torch_ltc.backends.xla.table import Wants, rule
+from torch_ltc.program.spec import Spec, row_major
 
 
 def adjoint(x: Array) -> Array:
@@ -243,14 +244,27 @@ def _lu_solve(packed: Array, permutation: Array, b: Array, left: bool, adjointly
     return jnp.take_along_axis(solved, back[..., None], axis=-2)
 
 
-@rule("_linalg_solve_ex")
-def solve_ex(a: Array, b: Array, *, left: bool = True, check_errors: bool = False) -> tuple[Array, Array, Array, Array]:
+def _is_transposed(spec: Spec) -> bool:
+    """Whether PyTorch's kernels decompose the transposed matrix, to save a copy: derivative formulas count on it."""
+    return not spec.dtype.is_complex and _is_row_major(spec)
+
+
+def _is_row_major(spec: Spec) -> bool:
+    wanted = row_major(spec.size)
+    return all(n <= 1 or s == w for n, s, w in zip(spec.size, spec.stride, wanted, strict=True)) or 0 in spec.size
+
+
+@rule("_linalg_solve_ex", wants=Wants.SPEC)
+def solve_ex(
+    a: Array, b: Array, *, left: bool = True, check_errors: bool = False, spec: Spec
+) -> tuple[Array, Array, Array, Array]:
     """The solution of `A x = b` or `x A = b`, the LU decomposition of `A`, and info."""
-    lu, pivots, permutation = lu_factor(a)
+    flipped = _is_transposed(spec)
+    lu, pivots, permutation = lu_factor(jnp.swapaxes(a, -2, -1) if flipped else a)
     # A right side with one dimension less is a batch of vectors.
     vectors = b.ndim == 1 or (b.ndim == a.ndim - 1 and b.shape == a.shape[:-1])
     right = b[..., None] if vectors else b
-    solved = _lu_solve(lu, permutation, right, left or vectors, adjointly=False)
+    solved = _lu_solve(lu, permutation, right, left or vectors, adjointly=flipped)
     info = jnp.any(jnp.diagonal(lu, axis1=-2, axis2=-1) == 0, axis=-1).astype(jnp.int32)
     return solved[..., 0] if vectors else solved, lu, pivots + 1, info
 
@@ -267,18 +281,18 @@ def _sign_of(pivots: Array, dtype: object) -> Array:
     return jnp.where(moved % 2 == 0, 1, -1).astype(dtype)
 
 
-@rule("_linalg_det")
-def det(x: Array) -> tuple[Array, Array, Array]:
+@rule("_linalg_det", wants=Wants.SPEC)
+def det(x: Array, *, spec: Spec) -> tuple[Array, Array, Array]:
     """The determinant, and the LU decomposition."""
-    lu, pivots, _ = lu_factor(x)
+    lu, pivots, _ = lu_factor(jnp.swapaxes(x, -2, -1) if _is_transposed(spec) else x)
     diagonal = jnp.diagonal(lu, axis1=-2, axis2=-1)
     return _sign_of(pivots, x.dtype) * jnp.prod(diagonal, axis=-1), lu, pivots + 1
 
 
-@rule("_linalg_slogdet")
-def slogdet(x: Array) -> tuple[Array, Array, Array, Array]:
+@rule("_linalg_slogdet", wants=Wants.SPEC)
+def slogdet(x: Array, *, spec: Spec) -> tuple[Array, Array, Array, Array]:
     """Sign and logarithm of the determinant, and the LU decomposition."""
-    lu, pivots, _ = lu_factor(x)
+    lu, pivots, _ = lu_factor(jnp.swapaxes(x, -2, -1) if _is_transposed(spec) else x)
     diagonal = jnp.diagonal(lu, axis1=-2, axis2=-1)
     size = jnp.abs(diagonal)
     phase = diagonal / size if is_complex(x) else jnp.sign(diagonal)

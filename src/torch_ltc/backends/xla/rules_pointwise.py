@@ -139,7 +139,6 @@ FLOAT_BINARY: dict[str, Callable[..., Any]] = {
     "hypot": jnp.hypot,
     "igamma": jax.scipy.special.gammainc,
     "igammac": jax.scipy.special.gammaincc,
-    "special_zeta": jax.scipy.special.zeta,
 }
 
 

@@ -169,6 +169,29 @@ for _name, _polynomial_rule in _POLYNOMIALS.items():
     add_rules(_polynomial_rule, [_name, f"{_name}.x_scalar", f"{_name}.n_scalar"])
 
 
+@rule("special_zeta", "special_zeta.self_scalar", "special_zeta.other_scalar")
+def zeta(s: Operand, q: Operand) -> Array:
+    """Hurwitz' zeta function."""
+    exponent, start = jnp.broadcast_arrays(*promote_float(s, q))
+    return _zeta(exponent, start)
+
+
+def _zeta(s: Array, q: Array) -> Array:
+    """JAX's zeta function, and left of zero the terms of the series that lead there."""
+
+    def left(state: tuple[Array, Array]) -> Array:
+        return jnp.any((state[1] <= 0) & (state[1] > -1e4))
+
+    def step(state: tuple[Array, Array]) -> tuple[Array, Array]:
+        total, place = state
+        return jnp.where(place <= 0, total + place**-s, total), jnp.where(place <= 0, place + 1, place)
+
+    extra, place = lax.while_loop(left, step, (jnp.zeros_like(q), q))
+    defined = (q > 0) | (s == jnp.floor(s))
+    pole = (q <= 0) & (q == jnp.floor(q))
+    return jnp.where(defined, jnp.where(pole, jnp.inf, extra + lax.zeta(s, place)), jnp.nan)
+
+
 @rule("polygamma")
 def polygamma(order: int, x: Array) -> Array:
     """The derivative of this order of the digamma function."""
@@ -183,4 +206,4 @@ def polygamma(order: int, x: Array) -> Array:
         return jnp.where(wide < 0.5, np.pi**2 / jnp.square(sine) - plain, plain)
     sign = 1.0 if order % 2 else -1.0
     factorial = jnp.exp(lax.lgamma(jnp.asarray(order + 1.0, wide.dtype)))
-    return sign * factorial * lax.zeta(jnp.full_like(wide, order + 1.0), wide)
+    return sign * factorial * _zeta(jnp.full_like(wide, order + 1.0), wide)

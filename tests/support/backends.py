@@ -1,0 +1,166 @@
+"""Small backends for tests, and the programs that a function records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import torch_ltc
+from torch_ltc.lowering.calls import run_call
+from torch_ltc.lowering.data import BackendData, BackendDevice
+from torch_ltc.lowering.interface import Arguments, Backend, Form
+from torch_ltc.lowering.registry import registry
+from torch_ltc.program.instruction import Call, Program
+from torch_ltc.program.spec import spec_of
+from torch_ltc.program.verify import verify
+from torch_ltc.runtime.pending import pending_numbers, pending_program
+
+CPU = torch.device("cpu")
+
+
+def run_functional(program: Program, given: Sequence[Any]) -> list[Any]:
+    """The results of a functional program, each call run with PyTorch's kernel."""
+    values = {i.number: _tensor(held) for i, held in zip([*program.inputs, *program.numbers], given, strict=True)}
+    arguments = Arguments([], [], torch.default_generator, program.device)
+    for call in program.calls:
+        values.update(run_call(call, values.__getitem__, arguments))
+    return [values[number] for number in program.results]
+
+
+def run_recorded(program: Program, given: Sequence[Any]) -> list[Tensor]:
+    """The outputs of a program as recorded, each call run with PyTorch's kernel, writes in place."""
+    count = len(program.inputs)
+    scalars = list(given[count : count + program.scalars])
+    generator = given[-1] if program.random else torch.default_generator
+    values = {i.number: tensor for i, tensor in zip(program.inputs, given[:count], strict=True)}
+    arguments = Arguments([], scalars, generator, program.device)
+    for call in program.calls:
+        values.update(run_call(call, values.__getitem__, arguments))
+    return [values[number] for number in program.outputs]
+
+
+def _tensor(held: Tensor | BackendData) -> Tensor:
+    return held.tensor() if isinstance(held, BackendData) else held
+
+
+class FunctionalBackend(Backend):
+    """The functional form, call by call with PyTorch's kernels. Keeps the programs that it was given."""
+
+    name = "functional"
+    form = Form.FUNCTIONAL
+
+    def __init__(self) -> None:
+        self.programs: list[Program] = []
+        self.runs = 0
+        self.refused_ops: set[str] = set()
+
+    def supports(self, call: Call) -> bool:
+        return call.name not in self.refused_ops
+
+    def compile(self, program: Program) -> Callable[..., Sequence[Any]]:
+        self.programs.append(verify(program))
+
+        def run(*given: Any) -> Sequence[Any]:
+            self.runs += 1
+            return run_functional(program, given)
+
+        return run
+
+
+class RecordedBackend(Backend):
+    """The recorded form, call by call with PyTorch's kernels."""
+
+    name = "recorded"
+
+    def __init__(self) -> None:
+        self.programs: list[Program] = []
+        self.runs = 0
+
+    def compile(self, program: Program) -> Callable[..., Sequence[Any]]:
+        self.programs.append(verify(program))
+
+        def run(*given: Any) -> Sequence[Any]:
+            self.runs += 1
+            return run_recorded(program, given)
+
+        return run
+
+
+class ArrayData(BackendData):
+    """A handle on a NumPy array. `made` counts the tensors that were made from such handles."""
+
+    __slots__ = ("array",)
+    made = 0
+
+    def __init__(self, array: Any) -> None:
+        tensor = torch.from_numpy(array)
+        super().__init__(BackendDevice(), spec_of(tensor), tensor)
+        self.array = array
+
+    def tensor(self) -> Tensor:
+        ArrayData.made += 1
+        return torch.from_numpy(self.array.copy())
+
+
+class ArrayBackend(FunctionalBackend):
+    """As `FunctionalBackend`, but its results are handles on arrays of its own. Keeps the kinds of things it is given."""
+
+    name = "arrays"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.given: list[list[str]] = []
+
+    def compile(self, program: Program) -> Callable[..., Sequence[Any]]:
+        run = super().compile(program)
+
+        def handles(*given: Any) -> Sequence[Any]:
+            self.given.append([type(held).__name__ for held in given])
+            return [ArrayData(tensor.contiguous().numpy()) for tensor in run(*given)]
+
+        return handles
+
+
+class Misbehaving(Backend):
+    """A backend made from one function `run(program, attempt, given)`, called for each run; `attempt` counts from 1."""
+
+    def __init__(self, name: str, form: Form, behaviour: Callable[[Program, int, Sequence[Any]], Any]) -> None:
+        self.name = name
+        self.form = form
+        self.behaviour = behaviour
+        self.attempts = 0
+
+    def compile(self, program: Program) -> Callable[..., Any]:
+        def run(*given: Any) -> Any:
+            self.attempts += 1
+            return self.behaviour(program, self.attempts, given)
+
+        return run
+
+
+@contextmanager
+def registered(*backends: Backend | type[Backend]) -> Iterator[None]:
+    """These backends are known inside the block."""
+    made = [torch_ltc.register_backend(backend) for backend in backends]
+    try:
+        yield
+    finally:
+        torch_ltc.wait_device_ops()
+        for backend in made:
+            registry.unregister(backend.name)
+
+
+def record(function: Callable[..., Any], *inputs: Tensor) -> tuple[Program, list[object]]:
+    """The program that the function records on the device on copies of these inputs, and its run-time numbers."""
+    moved = [value.to("ltc") for value in inputs]
+    torch_ltc.sync(wait=True)
+    out = function(*moved)
+    outputs = list(out) if isinstance(out, (tuple, list)) else [out]
+    program = pending_program([value for value in outputs if isinstance(value, Tensor)])
+    numbers = pending_numbers()
+    torch_ltc.sync(wait=True)
+    return program, numbers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch_ltc.lowering.functionalize import Functional, Parameter
 from torch_ltc.lowering.interface import Arguments, Computation, Held, Outcome, ProgramFunction
 from torch_ltc.lowering.partition import Part
 from torch_ltc.lowering.results import check_count, check_result, fitted
-from torch_ltc.program.instruction import Call, Program
+from torch_ltc.program.instruction import Call, Program, Value
 from torch_ltc.program.render import call_text
 from torch_ltc.program.safety import may_fail
 from torch_ltc.program.spec import Spec
@@ -159,16 +160,29 @@ def inputs_at_risk(program: Program, parameters: tuple[Parameter, ...]) -> tuple
     reached: dict[int, frozenset[int]] = {}
     nothing: frozenset[int] = frozenset()
     for index, call in enumerate(program.calls):
-        behind = nothing.union(*(reached.get(number, nothing) for number in call.operands))
-        if index in failing:
-            behind |= {index}
-        reached.update((number, behind) for number in call.numbers if number >= 0)
+        own = frozenset({index}) if index in failing else nothing
+        for number, operands in _dependences(call):
+            reached[number] = own.union(*(reached.get(operand, nothing) for operand in operands))
     everything = frozenset(failing)
     return tuple(
         parameters[update.input].position
         for update in program.updates
         if reached.get(update.number, nothing) != everything
     )
+
+
+def _dependences(call: Call) -> list[tuple[int, Sequence[int]]]:
+    """Each result of the call with the operands that it depends on: in a call on lists, those at its own place."""
+    made = [(position, number) for position, number in enumerate(call.numbers) if number >= 0]
+    if not call.op._schema.name.startswith("aten::_foreach_"):
+        return [(number, call.operands) for _, number in made]
+    given = (*call.args, *call.kwargs.values())
+    lists = [operand for operand in given if isinstance(operand, tuple) and len(operand) == len(call.numbers)]
+    single = [operand.number for operand in given if isinstance(operand, Value)]
+    return [
+        (number, single + [o[position].number for o in lists if isinstance(o[position], Value)])
+        for position, number in made
+    ]
 
 
 def direct_text(call: Call) -> str:

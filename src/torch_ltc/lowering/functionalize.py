@@ -6,7 +6,8 @@ below it takes operators apart with PyTorch's decompositions and writes down the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,19 +42,6 @@ from torch_ltc.program.spec import Spec, make_spec, spec_of
 aten = torch.ops.aten
 Table = Mapping[OpOverload, Callable[..., Any]]
 # Calls that address the storage behind a tensor, not the tensor.
-# Random operators that take a tensor for its geometry alone.
-_DRAWS_IN_PLACE = {
-    "aten::rand_like",
-    "aten::randn_like",
-    "aten::randint_like",
-    "aten::uniform",
-    "aten::normal_functional",
-    "aten::random",
-    "aten::exponential",
-    "aten::cauchy",
-    "aten::log_normal",
-    "aten::geometric",
-}
 _REFUSED = ("resize_", "set_", "batch_norm_update_stats")
 _STORAGE_CALLS = ("as_strided", "_reshape_alias", "set_", "resize_")
 
@@ -126,14 +114,14 @@ class _Tracer:
         self._slots: dict[int, torch.Tensor] = {}
         self._fixed: dict[int, object] = {}
         self._parameters = plan_parameters(program)
-        self._writer = _Writer(table)
+        self._writer = _Writer(table, program.device)
         self.current: Call | None = None
 
     def trace(self) -> Functional:
         """The functional program."""
         fake = FakeTensorMode(allow_non_fake_inputs=True)
         with torch.no_grad(), fake:
-            given = [self._writer.add_input(i, p.spec, self._program.device) for i, p in enumerate(self._parameters)]
+            given = [self._writer.add_input(i, p.spec) for i, p in enumerate(self._parameters)]
             wrapped = [torch._to_functional_tensor(tensor) for tensor in given]
             slots = {slot: self._writer.add_number(slot, type(self._numbers[slot])) for slot in self._tensor_slots()}
             self._slots = {slot: torch._to_functional_tensor(tensor) for slot, tensor in slots.items()}
@@ -181,21 +169,59 @@ class _Tracer:
     def _run(self, call: Call) -> None:
         args = [self._fill(operand) for operand in call.args]
         kwargs = {name: self._fill(operand) for name, operand in call.kwargs.items()}
+        if call.random and call.mutated == call.operands[:1] and call.op._schema.name.endswith("_"):
+            self._draw(call, args, kwargs)
+            return
         run = _declared(call)
         if any(slot in self._slots for slot in scalar_slots(call)):
             form = tensor_form(call.op)
             assert form is not None
             run = form
+        mark = self._writer.mark()
         results = flatten_results(run(*args, **kwargs), call)
+        if not call.mutated and not all(map(_fits, call.flat_returns, results)):
+            # Fake kernels that do not know the real one's sizes: the record does.
+            self._writer.roll_back(mark)
+            results = self._opaque(call, args, kwargs)
         for item, number, result in zip(call.flat_returns, call.numbers, results, strict=True):
             if number >= 0:
-                self._values[number] = self._checked(call, item, result)
+                self._values[number] = self._laid_out(call, item, result)
 
-    def _checked(self, call: Call, item: Return, result: Any) -> Any:
+    def _draw(self, call: Call, args: list[Any], kwargs: dict[str, Any]) -> None:
+        """A random call that fills its first argument: it fills memory of its own, laid out in the same way, because
+        the order of the draws depends on the layout; the target then becomes a copy."""
+        target = args[0]
+        size, stride, options = target.size(), target.stride(), {"dtype": target.dtype, "device": target.device}
+        rest = [self._plain(value) for value in args[1:]]
+        with _outside_functionalization():
+            memory = aten.empty_strided.default(size, stride, **options)
+            [filled] = self._writer.write_opaque(call, [memory, *rest], kwargs, [spec_of(memory)])
+        assert filled is not None
+        aten.copy_.default(target, torch._to_functional_tensor(filled))
+        for number in call.numbers:
+            if number >= 0:
+                self._values[number] = target
+
+    def _opaque(self, call: Call, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
+        """Write the call down as it is, with results as they were recorded."""
+        given = [self._plain(value) for value in args]
+        named = {name: self._plain(value) for name, value in kwargs.items()}
+        with _outside_functionalization():
+            made = self._writer.write_opaque(call, given, named, [item.spec for item in call.flat_returns])
+        return [None if tensor is None else torch._to_functional_tensor(tensor) for tensor in made]
+
+    def _plain(self, value: Any) -> Any:
+        """The fake tensor that a functional one stands for now."""
+        if isinstance(value, torch.Tensor):
+            torch._sync(value)
+            return torch._from_functional_tensor(value)
+        return [self._plain(item) for item in value] if isinstance(value, list) else value
+
+    def _laid_out(self, call: Call, item: Return, result: Any) -> Any:
         spec = item.spec
         if item.kind not in (ReturnKind.FRESH, ReturnKind.VIEW) or spec is None:
             return result
-        if tuple(result.size()) != spec.size or result.dtype is not spec.dtype:
+        if not _fits(item, result):
             raise CompileError(
                 f"{call.name} gives {result.dtype}{list(result.size())} on fake tensors where {spec} was recorded",
                 source=str(call.source),
@@ -222,6 +248,22 @@ class _Tracer:
         if isinstance(operand, PhysicalDevice):
             return self._program.device
         return operand
+
+
+def _fits(item: Return, result: Any) -> bool:
+    spec = item.spec
+    if item.kind not in (ReturnKind.FRESH, ReturnKind.VIEW) or spec is None:
+        return True
+    return tuple(result.size()) == spec.size and result.dtype is spec.dtype
+
+
+@contextmanager
+def _outside_functionalization() -> Iterator[None]:
+    torch._disable_functionalization()
+    try:
+        yield
+    finally:
+        torch._enable_functionalization(reapply_views=True)
 
 
 def _declared(call: Call) -> Callable[..., Any]:
@@ -261,9 +303,12 @@ def scalar_slots(call: Call) -> list[int]:
 class _Writer(TorchDispatchMode):
     """Takes operators apart and writes down the calls that are left."""
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: Table, device: torch.device) -> None:
         TorchDispatchMode.__init__(self)
         self._table = table
+        self._device = device
+        # True while fake tensors are made that no call of the program makes.
+        self._silent = False
         self._instructions: list[Instruction] = []
         # Fake tensors are kept alive: their identity stands for their value number.
         self._numbers: dict[int, int] = {}
@@ -271,9 +316,9 @@ class _Writer(TorchDispatchMode):
         self.source: Source = UNKNOWN
         self._random = False
 
-    def add_input(self, buffer: int, spec: Spec, device: torch.device) -> torch.Tensor:
+    def add_input(self, buffer: int, spec: Spec) -> torch.Tensor:
         """A fake tensor that stands for an input."""
-        tensor = torch.empty_strided(spec.size, spec.stride, dtype=spec.dtype, device=device)
+        tensor = self._empty(spec)
         self._instructions.append(Input(buffer, spec, self._keep(tensor), UNKNOWN))
         return tensor
 
@@ -283,6 +328,9 @@ class _Writer(TorchDispatchMode):
         tensor = torch.empty((), dtype=spec.dtype)
         self._instructions.append(Number(slot, spec, self._keep(tensor), UNKNOWN))
         return tensor
+
+    def _empty(self, spec: Spec) -> torch.Tensor:
+        return torch.empty_strided(spec.size, spec.stride, dtype=spec.dtype, device=self._device)
 
     def _keep(self, tensor: torch.Tensor) -> int:
         number = len(self._kept)
@@ -306,6 +354,31 @@ class _Writer(TorchDispatchMode):
         self._kept.append(tensor)
         return self._numbers[id(tensor)]
 
+    def mark(self) -> tuple[int, int]:
+        """Where the writing stands."""
+        return len(self._instructions), len(self._kept)
+
+    def roll_back(self, mark: tuple[int, int]) -> None:
+        """Forget what was written since `mark`."""
+        del self._instructions[mark[0] :]
+        for tensor in self._kept[mark[1] :]:
+            self._numbers.pop(id(tensor), None)
+        del self._kept[mark[1] :]
+
+    def write_opaque(
+        self, call: Call, args: list[Any], kwargs: dict[str, Any], specs: Sequence[Spec | None]
+    ) -> list[torch.Tensor | None]:
+        """Write the call down without running it; fake tensors of these geometries for its results."""
+        self._silent = True
+        try:
+            made = [None if spec is None else self._empty(spec) for spec in specs]
+        finally:
+            self._silent = False
+        single = len(call.returns) == 1 and not isinstance(call.returns[0], tuple)
+        out: Any = made[0] if single else made
+        self._write(call.op, args, kwargs, out)
+        return made
+
     def program(self, recorded: Program, outputs: list[int], updates: list[Update]) -> Program:
         """What was written down."""
         return Program(
@@ -322,6 +395,8 @@ class _Writer(TorchDispatchMode):
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if self._silent:
+            return op(*args, **kwargs)
         random = is_random(op)
         if not random:
             taken_apart = self._table.get(op)
@@ -339,27 +414,18 @@ class _Writer(TorchDispatchMode):
         return out
 
     def _write(self, op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
-        if op._schema.name in _DRAWS_IN_PLACE or op is aten.bernoulli.p:
-            args = (self._memory_like(args[0]), *args[1:])
         operands: list[int] = []
         given, named = self._operands(op, args, kwargs, operands)
         returns, numbers = self._returns(op, out)
-        if all(number < 0 for number in numbers):
+        if op._schema.returns and all(number < 0 for number in numbers):
             return
         random = is_random(op)
         if random and "generator" in named:
             named["generator"] = DEVICE_GENERATOR
         self._random |= random
-        first = next(number for number in numbers if number >= 0)
+        first = next((number for number in numbers if number >= 0), -1)
         call = Call(op, given, named, tuple(operands), returns, first, self.source, random, numbers)
         self._instructions.append(call)
-
-    def _memory_like(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Memory for a draw, whose operand says no more than its geometry: the draw then need not wait for a value."""
-        options = {"dtype": tensor.dtype, "device": tensor.device}
-        made: torch.Tensor = aten.empty_strided.default(tensor.size(), tensor.stride(), **options)
-        self._write(aten.empty_strided.default, (list(tensor.size()), list(tensor.stride())), options, made)
-        return made
 
     def _operands(
         self, op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], operands: list[int]

@@ -64,7 +64,8 @@ def lower(backend: Backend, program: Program, numbers: list[object], varying: se
         return Lowered(_compiled(backend, program))
     functional = functional_form(backend, program, numbers, varying)
     parts = partition(functional.program, backend.supports)
-    missing = [p.direct for p in parts if p.direct is not None and not (p.direct.random or backend.supports(p.direct))]
+    apart = [part.direct for part in parts if part.direct is not None]
+    missing = [call for call in apart if call.numbers and not call.random and not backend.supports(call)]
     if missing and strict:
         raise UnsupportedCallError(_missing_text(backend, missing), source=str(missing[0].source))
     compiled = [_compiled_part(backend, part) for part in parts]

@@ -38,7 +38,7 @@ def partition(program: Program, supports: Callable[[Call], bool]) -> list[Part]:
 
 
 def _direct_calls(program: Program, supports: Callable[[Call], bool]) -> set[int]:
-    direct = {id(call) for call in program.calls if call.random or not supports(call)}
+    direct = {id(call) for call in program.calls if call.random or not call.numbers or not supports(call)}
     if not direct:
         return direct
     users: dict[int, list[Call]] = {}

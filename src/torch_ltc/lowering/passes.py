@@ -36,12 +36,14 @@ _MOST_FOLDED_NUMBER = 1e300
 
 
 def remove_dead_calls(program: Program) -> Program:
-    """Drop calls whose results nobody uses. Random calls stay: they move the generator on."""
+    """Drop calls whose results nobody uses. Random calls stay, because they move the generator on, and so do calls that
+    return nothing, which are checks."""
     needed = set(program.results)
     kept: list[Instruction] = []
     for instruction in reversed(program.instructions):
         if isinstance(instruction, Call):
-            if not instruction.random and needed.isdisjoint(instruction.numbers):
+            checks = not instruction.numbers
+            if not instruction.random and not checks and needed.isdisjoint(instruction.numbers):
                 continue
             needed.update(instruction.operands)
         kept.append(instruction)
@@ -56,7 +58,7 @@ def share_common_calls(program: Program) -> Program:
     for instruction in program.instructions:
         if isinstance(instruction, Call):
             call = _with_operands(instruction, renamed)
-            if not call.random:
+            if not call.random and call.numbers:
                 key = (call.op, _key(call.args), _key(tuple(call.kwargs.items())))
                 first = known.setdefault(key, call)
                 if first is not call and _same_returns(first, call):

@@ -204,8 +204,9 @@ class Program:
     `outputs` are the value numbers of the buffers that were alive when the program was cut, each the defining value of
     its buffer. `scalars` counts the run-time numbers. `values` counts value numbers. `device` is the physical device.
 
-    In the functional form no call writes: each value is made once, each input has a buffer of its own, `updates` says
-    what becomes of the inputs that the recorded program writes to, and run-time numbers come in as `Number`.
+    In the functional form no call writes, except that a random call may fill memory made for it: each value is made
+    once, each input has a buffer of its own, `updates` says what becomes of the inputs that the recorded program writes
+    to, and run-time numbers come in as `Number`.
     """
 
     identity: int

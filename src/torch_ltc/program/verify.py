@@ -77,7 +77,7 @@ def _problem_of_returns(program: Program, call: Call, defined: set[int]) -> str:
         return f"has {len(call.returns)} returns where its schema has {len(call.op._schema.returns)}"
     if len(call.flat_returns) != len(call.numbers):
         return f"has {len(call.numbers)} value numbers for {len(call.flat_returns)} returns"
-    if program.functional and call.mutated:
+    if program.functional and call.mutated and not call.random:
         return "writes to an operand in a functional program"
     for item, number in zip(call.flat_returns, call.numbers, strict=True):
         makes = item.kind in (ReturnKind.FRESH, ReturnKind.VIEW)

@@ -37,7 +37,13 @@ def dump_passes(tensors: Sequence[torch.Tensor], backend: str | None = None) -> 
     pages = [("recorded", program)]
     chosen = registry.get(backend or settings.backend)
     functional_form(chosen, program, pending_numbers(), set(), lambda name, made: pages.append((name, made)))
-    return "\n".join(f"---- {name}: {len(made.calls)} calls\n{program_text(made)}" for name, made in pages)
+    shown: list[str] = []
+    before = ""
+    for name, made in pages:
+        text = program_text(made)
+        shown.append(f"---- {name}: {len(made.calls)} calls\n{text if text != before else 'as before'}")
+        before = text
+    return "\n".join(shown)
 
 
 def program_form(program: Program, form: str, numbers: list[object]) -> str:

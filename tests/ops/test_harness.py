@@ -173,7 +173,8 @@ def test_a_refused_program_is_not_wrong_and_fails_a_strict_run_only() -> None:
     assert (refused.state, partly.state, partly.covered) == (State.REFUSED, State.PARTLY, False)
     assert report(refused, partly).passed
     assert not report(refused, strict=True).passed
-    assert "not taken: no rule for add" in report(refused).text()
+    assert "not taken, by reason:\n  no rule for add\n    once in add" in report(refused).text()
+    assert "not taken: no rule for add" in report(refused).text(everything=True)
     partly.failures = [replace(partly.failures[0], variant="out")]
     assert partly.covered
     refused.add(0, Variant.FUNCTION, [Difference(What.VALUE, "values differ")])
@@ -215,9 +216,13 @@ class Negation:
 
     def sample_inputs(self, device: str, dtype: torch.dtype, requires_grad: bool) -> Iterator[SampleInput]:
         for size in (1, 2, 3):
-            yield SampleInput(torch.ones(size, dtype=dtype, requires_grad=requires_grad))
+            sample = SampleInput(torch.ones(size, dtype=dtype, requires_grad=requires_grad))
+            yield sample
+            # As some of the database do.
+            sample.input.detach().zero_()
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        assert x.device.type != "cpu" or bool(x.all()), "the sample was changed after it had been taken"
         return -x
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,11 +13,13 @@ from torch.nn import functional as F
 
 import torch_ltc
 from torch_ltc import events
-from torch_ltc.backends.torchscript import TorchScriptBackend
+from torch_ltc.backends import torchscript
+from torch_ltc.backends.torchscript import ScriptComputation, TorchScriptBackend, graph, segments
+from torch_ltc.backends.torchscript.lines import Lines
 from torch_ltc.config import settings
+from torch_ltc.program.instruction import Call, Program, Scalar, Value
+from torch_ltc.program.source import UNKNOWN, Source
 from torch_ltc.runtime.pending import pending_program
-
-CPU = torch.device("cpu")
 
 
 @pytest.fixture(autouse=True)
@@ -121,3 +124,74 @@ def test_custom_operator_inside_a_compiled_program() -> None:
     with settings.scope(backend="torchscript"):
         for _ in range(3):
             assert (twice(torch.ones(2).to("ltc") + 1) - 1).tolist() == [3.0, 3.0]
+
+
+# Calls that TorchScript has no operator for, whatever their arguments; the first of these because its compiler takes a
+# dtype for a size, the others because an `out` is a tensor like any other to it.
+LACKING = {"aten::view.dtype", "aten::max.unary_out", "aten::min.unary_out", "aten::set.out"}
+
+
+def test_torchscript_has_an_operator_for_every_overload_but_those_known() -> None:
+    lacking = set()
+    for name in torch._C._dispatch_get_all_op_names():
+        if name.startswith("aten::"):
+            plain, _, overload = name.partition(".")
+            op = getattr(getattr(torch.ops.aten, plain.removeprefix("aten::")), overload or "default")
+            code: Any = torch._C.Graph()
+            inputs = [code.addInput(f"a{position}") for position in range(len(op._schema.arguments))]
+            for value, argument in zip(inputs, op._schema.arguments, strict=True):
+                value.setType(argument.type)
+            node = code.create(plain, inputs, len(op._schema.returns))
+            chosen = torch._C.parse_schema(node.schema()) if node.schema() != "(no schema)" else None
+            if chosen is None or chosen.overload_name != overload:
+                lacking.add(name)
+    assert lacking == LACKING
+
+
+def test_an_overload_that_means_another_thing_by_a_number_is_not_taken() -> None:
+    # The number is the only coordinate; to `trapz.dx` it would be the distance between coordinates.
+    call = Call(torch.ops.aten.trapz.x, (Value(0), Scalar(0, float)), {"dim": -1}, (0,), (), 1, UNKNOWN)
+    program = Program(0, (call,), (), 1, 1, False)
+    with pytest.raises(graph.NotTaken, match="trapz"):
+        graph.GraphLowering(segments.split(program, set())[0], torch.device("cpu")).lower()
+
+
+def test_calls_that_torchscript_lacks_are_found_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.ones(4).to("ltc")
+    for _ in range(20):
+        x = x.view(torch.int32).add(1).view(torch.float32)
+    program = pending_program([x])
+    tries: list[int] = []
+
+    def split(*given: Any) -> list[segments.Segment]:
+        tries.append(1)
+        return segments.split(*given)
+
+    monkeypatch.setattr(torchscript, "split", split)
+    backend = TorchScriptBackend()
+    computation = backend.compile(program)
+    assert isinstance(computation, ScriptComputation)
+    assert (len(tries), len(computation.direct_calls), len(computation.functions)) == (2, 40, 20)
+    backend.compile(program)
+    assert len(tries) == 3
+
+
+def test_lines_are_made_once_and_at_most_so_many() -> None:
+    lines = Lines(most=2)
+    first, second, third = (Source("train.py", number, "main") for number in (3, 5, 8))
+    known = lines.of([first, second, Source("", 0, ""), first])
+    assert sorted(known) == [("train.py", 3), ("train.py", 5)]
+    assert str(known["train.py", 5]).strip().endswith("# train.py:5:0")
+    assert sorted(lines.of([second, third])) == [("train.py", 5)]
+    assert lines.of([third]) == {}
+    assert len(lines) == 2
+
+
+@pytest.mark.parametrize("file", ["<stdin>", "größe.py", "not-text-\udcff.py", "with space.py"])
+def test_any_file_name_and_any_text_makes_a_line(file: str) -> None:
+    text = "\tgröße = 'äöü' + \"日本\"" + "\udcff" + "x" * 1000
+    linecache.cache[file] = (1, None, ["\n", text], file)
+    [node] = Lines().of([Source(file, 2, "main")]).values()
+    del linecache.cache[file]
+    assert str(node).strip().endswith(f"# {file.encode('utf-8', 'replace').decode()}:2:1")
+    assert text[:17] in node.sourceRange()

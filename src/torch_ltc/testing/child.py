@@ -10,12 +10,13 @@ import importlib
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import IO, Any
 
 import torch
 
+from torch_ltc.config import settings
 from torch_ltc.lowering.interface import Backend
 from torch_ltc.testing import backends
 from torch_ltc.testing.operators import run_unit
@@ -32,15 +33,24 @@ def send_supported(sending: Connection) -> None:
         sending.send(error)
 
 
-def serve(sending: Connection, units: Sequence[AnyUnit], log_path: str, time_limit_s: float) -> None:
-    """Runs units of one backend and sends a result of each; ends the process when one takes too long."""
+def serve(
+    sending: Connection,
+    units: Sequence[AnyUnit],
+    log_path: str,
+    time_limit_s: float,
+    physical: Mapping[str, str | int],
+) -> None:
+    """Runs units of one backend and sends a result of each; ends the process when one takes too long.
+
+    `physical` are the settings that choose the physical device.
+    """
     log = _redirect_output(log_path)
     faulthandler.enable(log)
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     # The first unit pays for loading the backend, and a backend may hang there too.
     faulthandler.dump_traceback_later(time_limit_s + START_S, exit=True, file=log)
-    with opened(units[0].device, _backend(units[0])) as probe:
+    with settings.scope(**physical), opened(units[0].device, _backend(units[0])) as probe:
         for unit in units:
             log.seek(0)
             log.truncate()
@@ -68,7 +78,7 @@ def _backend(unit: AnyUnit) -> Backend | None:
 
 def _run(unit: AnyUnit, probe: Probe, time_limit_s: float) -> Result:
     if isinstance(unit, Unit):
-        return run_unit(unit, _database().OPERATORS[unit.operator], probe, time_limit_s)
+        return run_unit(unit, _database().seeded(unit.operator), probe, time_limit_s)
     return run_case(unit, probe)
 
 

@@ -18,6 +18,7 @@ try:
     # PyTorch's test modules warn about optional packages when they are imported.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        import numpy
         from torch.testing._internal.common_methods_invocations import op_db
 except ModuleNotFoundError as error:
     raise LtcError(
@@ -61,6 +62,12 @@ def supported() -> list[Operator]:
         Operator(name, _group_of(op), tuple(each for each in DTYPES if op.supports_dtype(getattr(torch, each), "cpu")))
         for name, op in OPERATORS.items()
     ]
+
+
+def seeded(name: str) -> Any:
+    """The operator of this name, about to make the same samples whatever was made before."""
+    numpy.random.seed(0)
+    return OPERATORS[name]
 
 
 def _group_of(op: Any) -> str:

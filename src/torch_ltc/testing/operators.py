@@ -38,7 +38,7 @@ def run_unit(unit: Unit, op: Any, probe: Probe, time_limit_s: float) -> Result:
     result = Result(unit)
     started_s = time.perf_counter()
     try:
-        cases = [case for sample in samples(op, unit) for case in sample.cases(probe.claims)]
+        cases = [case for sample in samples(op, unit) for case in sample.cases(probe.claims, probe.eager)]
     except Exception as error:
         found = Difference(What.HARNESS, f"samples could not be made: {describe(error)}")
         result.add(None, None, [found])
@@ -96,9 +96,10 @@ def _judge(case: Case, probe: Probe, result: Result) -> list[Difference]:
         except Exception as error:
             return [Difference(What.RAISES, f"copying the arguments to the device raised {describe(error)}")]
         actual = run(case.call, arguments, probe.device)
+        late = probe.wait()
         activity = probe.take()
-        found += _differences(case, actual)
-        found += unneeded_fallbacks(activity.fallbacks, lambda: run(case.call, case.arguments("cpu"), "cpu"))
+        found += _differences(case, actual) or late
+        found += unneeded_fallbacks(activity.fallbacks, case.run_eagerly)
         if number == probe.runs_per_case - 1 and not found and case.expected.forward_error is None:
             found += probe.not_taken(activity)
             result.taken_cases += probe.backend in activity.executed_by and not found
@@ -125,11 +126,12 @@ def _run_together(cases: Sequence[Case], probe: Probe, result: Result) -> Joint:
             # An argument cannot be copied to the device: case by case it can be said which.
             return Joint.UNDECIDED
         outcomes = [finish(each) for each in running]
+        late = probe.wait()
         activity = probe.take()
         _note(activity, result)
         if activity.fallbacks:
             return Joint.UNDECIDED
-        if any(_differences(case, outcome) for case, outcome in zip(cases, outcomes, strict=True)):
+        if late or any(_differences(case, outcome) for case, outcome in zip(cases, outcomes, strict=True)):
             return Joint.WRONG
     if probe.not_taken(activity):
         return Joint.WRONG
@@ -142,8 +144,8 @@ def _run_together(cases: Sequence[Case], probe: Probe, result: Result) -> Joint:
 def _add(case: Case, found: list[Difference], probe: Probe, result: Result) -> None:
     """Counts a case. Of one that was refused with its backward pass, says whether the backend takes it without."""
     if case.call.differentiate and [each.what for each in found] == [What.REFUSED]:
-        call = replace(case.call, differentiate=False)
-        forward = replace(case, call=call, expected=run(call, case.arguments("cpu"), "cpu"))
+        forward = replace(case, call=replace(case.call, differentiate=False))
+        forward = replace(forward, expected=forward.run_eagerly())
         alone = _judge(forward, probe, result)
         found = found if alone else [Difference(What.REFUSED, f"{found[0].message}\nonly with its backward pass")]
     result.add(case.sample.index, case.variant, found)

@@ -8,6 +8,7 @@ read: they are then one program.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +18,8 @@ import torch
 from torch_ltc.errors import CompileError
 from torch_ltc.testing.placement import Arguments, distinct, is_strided, storage_key, tensors_in, transform
 from torch_ltc.testing.records import Variant
+
+RECORDED_AT = re.compile(r" \([^()]*:\d+ in [^()]*(\([^()]*\))?\)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +64,7 @@ class Outcome:
 
     def _note_refusal(self, error: Exception) -> None:
         if isinstance(error, CompileError):
-            self.refusal = reason_of(error)
+            self.refusal = first_line(str(error))
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +200,6 @@ def describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0] if lines else ''}"
 
 
-def reason_of(refusal: CompileError) -> str:
-    """Why a backend would not compile, in one line: the first of what was raised, with backend and operator."""
-    return str(refusal).strip().splitlines()[0]
+def first_line(refusal: str) -> str:
+    """Why a backend would not compile, in one line, without the line that recorded the call: it is this package's."""
+    return RECORDED_AT.sub("", refusal.strip().splitlines()[0])

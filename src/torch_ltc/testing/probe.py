@@ -15,12 +15,14 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torch_ltc import events
-from torch_ltc.api import sync
+from torch_ltc.api import sync, wait_device_ops
 from torch_ltc.config import SETTINGS, settings
-from torch_ltc.errors import LtcError
+from torch_ltc.errors import CompileError, LtcError
 from torch_ltc.lowering.interface import Backend
 from torch_ltc.lowering.registry import registry
+from torch_ltc.runtime.buffer import physical_device
 from torch_ltc.testing.claims import Claims, claims_of
+from torch_ltc.testing.outcome import describe, first_line
 from torch_ltc.testing.records import Difference, What
 
 RUNS_PER_CASE = 2
@@ -46,6 +48,8 @@ class Probe:
         self.device = device
         self.backend = "" if backend is None else backend.name
         self.claims = Claims(exact_values=True, eager_random=True) if backend is None else claims_of(backend)
+        self.eager = str(physical_device())
+        """Where eager computes what is expected: programs run there too."""
         self.compiles = backend is not None and backend is not registry.reference
         self._activity = Activity()
         self._refusals: dict[int, str] = {}
@@ -62,6 +66,17 @@ class Probe:
             with contextlib.suppress(LtcError):
                 sync(wait=True)
         self.take()
+
+    def wait(self) -> list[Difference]:
+        """Waits for programs that nobody read from, as one that only makes views; what one of them raised."""
+        try:
+            if self.backend:
+                wait_device_ops()
+        except CompileError as error:
+            return [Difference(What.REFUSED, first_line(str(error)))]
+        except LtcError as error:
+            return [Difference(What.RAISES, f"a program raised {describe(error)}")]
+        return []
 
     def take(self) -> Activity:
         """What happened since the last call."""
@@ -93,7 +108,7 @@ class Probe:
 
     def on_refusal(self, event: events.RefusalEvent) -> None:
         """Listener."""
-        self._refusals[event.program] = event.reason.splitlines()[0]
+        self._refusals[event.program] = first_line(event.reason)
 
     def on_mismatch(self, event: events.MismatchEvent) -> None:
         """Listener."""

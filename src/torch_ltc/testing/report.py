@@ -41,6 +41,11 @@ class Group:
         """The operators and cases, each once."""
         return list(Counter(name_of(unit) for unit, _ in self.members))
 
+    @property
+    def excused(self) -> bool:
+        """Whether it is only that the backend did not take the programs, as it may."""
+        return self.what == What.REFUSED.value and not self.counts and self.gap is None
+
 
 @dataclass(slots=True)
 class Report:
@@ -96,8 +101,8 @@ class Report:
 
     def text(self, everything: bool = False) -> str:
         """The report to print: failures, coverage table, verdict; in short, unless `everything` is asked for."""
-        parts = [self._failures(everything), self._mismatches(everything), self._semantics(everything)]
-        parts += [self._coverage(), self._verdict()]
+        parts = [self._failures(everything), self._refusals(everything), self._mismatches(everything)]
+        parts += [self._semantics(everything), self._coverage(), self._verdict()]
         blocks = ["\n".join(part) for part in parts]
         return "\n\n".join([*([self.title] if self.title else []), *(block for block in blocks if block)])
 
@@ -122,16 +127,13 @@ class Report:
         return self.strict or failure.what != What.REFUSED.value
 
     def _failures(self, everything: bool) -> Iterator[str]:
-        groups = self.groups()
+        groups = [group for group in self.groups() if everything or not group.excused]
         shown = groups if everything else groups[:GROUPS_SHOWN]
         for group in shown:
-            names = group.names
-            more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
             kind = "FAILED" if group.counts else "not taken" if group.gap is None else "known gap"
-            what = "" if kind == "not taken" else f" ({group.what})"
+            what = "" if group.excused else f" ({group.what})"
             yield f"{kind}{what}: {group.line}"
-            times = "once" if len(group.members) == 1 else f"{len(group.members)} times"
-            yield f"  {times} in {', '.join(names[:NAMES_SHOWN])}{more}"
+            yield f"  {_times(group)} in {_listed(group.names)}"
             if group.gap is not None:
                 yield f"  reason: {self.gaps.reason(group.gap)}"
             for unit, failure in group.members if everything else group.members[:1]:
@@ -139,6 +141,16 @@ class Report:
                 yield f"    repeat: {self.command(unit, failure)}"
         if len(groups) > len(shown):
             yield f"... and {len(groups) - len(shown)} more kinds of failures: --all shows everything"
+
+    def _refusals(self, everything: bool) -> Iterator[str]:
+        """What the backend does not take, in short: a line for each reason."""
+        groups = [] if everything else [group for group in self.groups() if group.excused]
+        if groups:
+            yield "not taken, by reason:"
+        for group in groups[:GROUPS_SHOWN]:
+            yield f"  {group.line}\n    {_times(group)} in {_listed(group.names)}"
+        if len(groups) > GROUPS_SHOWN:
+            yield f"  ... and {len(groups) - GROUPS_SHOWN} more reasons: --all shows everything"
 
     def _mismatches(self, everything: bool) -> Iterator[str]:
         if not everything:
@@ -179,6 +191,15 @@ class Report:
 def name_of(unit: AnyUnit) -> str:
     """An operator's name, or a case's as `semantics/NAME`."""
     return unit.operator if isinstance(unit, Unit) else f"semantics/{unit.case}"
+
+
+def _times(group: Group) -> str:
+    return "once" if len(group.members) == 1 else f"{len(group.members)} times"
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
+    return f"{', '.join(names[:NAMES_SHOWN])}{more}"
 
 
 def _place(unit: AnyUnit, failure: Failure) -> str:

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import numpy
 import torch
 
 from torch_ltc.testing.claims import Claims
@@ -38,6 +37,8 @@ class Case:
     out: Any
     expected: Outcome
     rules: Rules
+    eager: str
+    """The device on which eager computed what is expected."""
 
     @property
     def resizes(self) -> bool:
@@ -48,12 +49,15 @@ class Case:
         """Fresh arguments on a device."""
         return self.sample.arguments(device, self.out)
 
+    def run_eagerly(self) -> Outcome:
+        """What eager makes of the call."""
+        return run(self.call, self.arguments(self.eager), self.eager)
+
 
 def samples(op: Any, unit: Unit) -> Iterator[Sample]:
     """The samples to run; the same ones whichever of them are chosen."""
     dtype = getattr(torch, unit.dtype)
     random.seed(0)
-    numpy.random.seed(0)
     torch.manual_seed(0)
     differentiable = dtype in op.supported_backward_dtypes("cpu")
     for index, sample in enumerate(op.sample_inputs("cpu", dtype, requires_grad=differentiable)):
@@ -71,21 +75,22 @@ class Sample:
         self.unit = unit
         self.index = index
         self._before_gradient = sample.output_process_fn_grad
-        self._arguments = Arguments(sample.input, sample.args, sample.kwargs)
+        # Copies, because the database may write to a tensor again once it has handed it out.
+        self._arguments = place(Arguments(sample.input, sample.args, sample.kwargs), "cpu")
         self._differentiable = (
             getattr(torch, unit.dtype) in op.supported_backward_dtypes("cpu") and not unit.forward_only
         )
 
-    def cases(self, claims: Claims) -> Iterator[Case]:
-        """The sample in every form that the unit asks for, with what eager makes of it."""
+    def cases(self, claims: Claims, eager: str) -> Iterator[Case]:
+        """The sample in every form that the unit asks for, with what eager makes of it on the device `eager`."""
         wanted = self.unit.variant
-        reference = run(self._call(Variant.FUNCTION), self.arguments("cpu"), "cpu")
+        reference = run(self._call(Variant.FUNCTION), self.arguments(eager), eager)
         for variant, out in self._variants(reference):
             if wanted in (None, variant.value):
                 call = self._call(variant)
                 is_reference = variant is Variant.FUNCTION
-                expected = reference if is_reference else run(call, self.arguments("cpu", out), "cpu")
-                yield Case(self, variant, call, out, expected, self._rules(variant, expected, claims))
+                expected = reference if is_reference else run(call, self.arguments(eager, out), eager)
+                yield Case(self, variant, call, out, expected, self._rules(variant, expected, claims), eager)
 
     def arguments(self, device: str, out: Any = None) -> Arguments:
         """Fresh arguments on a device."""

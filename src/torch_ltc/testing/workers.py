@@ -15,11 +15,12 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from torch_ltc.config import settings
 from torch_ltc.errors import LtcError
 from torch_ltc.testing.records import AnyUnit, Difference, Operator, Result, Unit, What
 
@@ -93,8 +94,8 @@ def run_units(units: Sequence[AnyUnit], *, jobs: int, chunk_size: int, time_limi
 
 def _prepare_server(module: str) -> None:
     """What the server imports when it starts, which it does once: the database only if it is wanted by then."""
-    # Not this package, which may start threads: they do not survive a fork.
-    CONTEXT.set_forkserver_preload([module])
+    # Not this package, which may start threads: they do not survive a fork. Nor anything that may touch CUDA.
+    CONTEXT.set_forkserver_preload([module] if settings.device_type == "cpu" else [])
 
 
 def _enter(function: str, *arguments: Any) -> Any:
@@ -134,7 +135,8 @@ class _Worker:
         os.close(descriptor)
         self._log = Path(path)
         self.connection, sending = CONTEXT.Pipe(duplex=False)
-        arguments: tuple[str, Connection, list[AnyUnit], str, float] = ("serve", sending, units, path, time_limit_s)
+        physical = {"device_type": settings.device_type, "device_ordinal": settings.device_ordinal}
+        arguments = ("serve", sending, units, path, time_limit_s, physical)
         self._process = CONTEXT.Process(target=_enter, args=arguments, name=WORKER_NAME, daemon=True)
         with _without_main():
             self._process.start()

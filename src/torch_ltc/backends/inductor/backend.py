@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -14,6 +15,7 @@ from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from torch._inductor.decomposition import select_decomp_table
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from torch_ltc.backends.inductor.demands import divides_by_zero, indexes_unknown
 from torch_ltc.backends.inductor.graph import Built, build, example_inputs
@@ -28,9 +30,13 @@ from torch_ltc.program.spec import Spec
 # Compiling with PyTorch's lock held keeps apart from a torch.compile on another thread. That thread may itself wait for
 # the device, so that the lock is not waited for without end.
 _LOCK_TIMEOUT_S = 120.0
+_WRONG_DATA = "an index is out of range, or a division has no result, or something is no probability"
+_COMPILER_MODULES = r"torch\._(inductor|functorch|dynamo|decomp|refs|prims_common)\b"
 _PATCHES: dict[str, Any] = {
     # Strides of outputs are those that were recorded.
     "keep_output_stride": True,
+    # Half precision is rounded after every call, as eager does; else a value and its cast to float32 differ.
+    "emulate_precision_casts": True,
     # Random calls do not come here. If Inductor makes one of its own it draws as eager does.
     "fallback_random": True,
     # Recorded graphs of device calls would keep the memory of inputs, which other programs replace.
@@ -62,17 +68,16 @@ class InductorBackend(Backend):
             return codes[-1]
 
         readable = built.module.code
-        with _quiet_compiler(), FakeTensorMode():
-            examples = example_inputs(program)
         try:
-            with _quiet_compiler(), torch.no_grad(), inductor_config.patch(_PATCHES):
+            with _compiler_lock(), _quiet(), torch.no_grad(), inductor_config.patch(_PATCHES):
+                # Without symbols for sizes, which there are none of, Inductor uses none of its caches.
+                with FakeTensorMode(shape_env=ShapeEnv()):
+                    examples = example_inputs(program)
                 compiled: Any = compile_fx(built.module, examples, inner_compile=inner_compile)
         except Exception as error:
             raise _refusal(program, error) from error
         source = str(getattr(codes[-1], "source_code", "")) if codes else ""
-        made = InductorFunction(program, built, compiled, source or readable)
-        made._code = codes[-1] if codes else None
-        return made
+        return InductorFunction(program, built, compiled, source or readable)
 
 
 class InductorFunction:
@@ -80,11 +85,10 @@ class InductorFunction:
 
     def __init__(self, program: Program, built: Built, compiled: Callable[..., Sequence[Any]], text: str) -> None:
         self._compiled = compiled
-        self._specs = [instruction.spec for instruction in (*program.inputs, *program.numbers)]
+        self._specs = [i.spec for i in program.inputs] + [i.spec for i in program.numbers]
         self._updated = frozenset(update.input for update in program.updates)
         self._checked = built.checked
         self._text = text
-        self._code = None
         self._results = _places(program, built)
 
     def __call__(self, *given: Any) -> list[Any]:
@@ -95,7 +99,7 @@ class InductorFunction:
                 tensors[position] = self._own(position, held, self._specs[position])
         returned = self._compiled(*tensors)
         if self._checked and returned[-1].item():
-            raise IndexError("an index is out of range, or a divisor is zero, or an element is not a probability")
+            raise IndexError(_WRONG_DATA)
         return [returned[place] if place >= 0 else tensors[-1 - place] for place in self._results]
 
     def _own(self, position: int, held: BackendData, spec: Spec) -> torch.Tensor:
@@ -126,13 +130,27 @@ def _kept_whole(op: OpOverload) -> bool:
 
 
 @contextmanager
-def _quiet_compiler() -> Iterator[None]:
+def _compiler_lock() -> Iterator[None]:
     acquired = compile_lock.acquire(timeout=_LOCK_TIMEOUT_S)
     try:
         yield
     finally:
         if acquired:
             compile_lock.release()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No warnings of the compiler about itself: the user wrote nothing that they speak of."""
+    warnings.filterwarnings("ignore", module=_COMPILER_MODULES)
+    try:
+        yield
+    finally:
+        # One entry is taken out: `catch_warnings` would put the whole list back, and undo what other threads changed.
+        for entry in warnings.filters:
+            if entry[0] == "ignore" and getattr(entry[3], "pattern", None) == _COMPILER_MODULES:
+                warnings.filters.remove(entry)  # type: ignore[attr-defined]
+                break
 
 
 def _refusal(program: Program, error: Exception) -> CompileError:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from torch_ltc.program.instruction import Call, Value
+from torch_ltc.program.instruction import Call, Value, value_numbers
 from torch_ltc.program.spec import Spec
 
 
@@ -207,7 +207,7 @@ def indexes_unknown(call: Call) -> bool:
     if _plain_name(call) in _RULES:
         return False
     arguments = zip(call.op._schema.arguments, (*call.args, *call.kwargs.values()))
-    return any(argument.name in _INDEX_ARGUMENTS and value is not None for argument, value in arguments)
+    return any(argument.name in _INDEX_ARGUMENTS and list(value_numbers(value)) for argument, value in arguments)
 
 
 def divides_by_zero(call: Call) -> bool:

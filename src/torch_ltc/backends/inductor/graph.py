@@ -20,7 +20,6 @@ from torch_ltc.program.instruction import Call, Program, Value
 from torch_ltc.program.spec import Spec
 
 aten = torch.ops.aten
-Operand = fx.Node | int | float
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +53,11 @@ class _Builder:
         self._checks = program.device.type == "cpu"
 
     def build(self) -> Built:
-        for instruction in (*self._program.inputs, *self._program.numbers):
-            self._nodes[instruction.number] = self._graph.placeholder(f"v{instruction.number}")
-            self._roots[instruction.number] = frozenset({instruction.number})
+        """The finished graph."""
+        given = [i.number for i in self._program.inputs] + [i.number for i in self._program.numbers]
+        for number in given:
+            self._nodes[number] = self._graph.placeholder(f"v{number}")
+            self._roots[number] = frozenset({number})
         for call in self._program.calls:
             self._add_call(call)
         return self._finish()
@@ -71,16 +72,14 @@ class _Builder:
         names = [argument.name for argument in call.op._schema.arguments]
         args = [self._argument(name, operand, replaced) for name, operand in zip(names, call.args)]
         kwargs = {name: self._argument(name, operand, replaced) for name, operand in call.kwargs.items()}
-        node = self._call(call.op, *args, **kwargs)
+        node = self._call(call.op, *(_kept_zeros(call, args)), **kwargs)
         self._bind(call, node)
         roots = self._roots_of(call)
         self._roots.update((number, roots) for number in call.numbers if number >= 0)
 
     def _argument(self, name: str, operand: object, replaced: dict[tuple[str, int | None], fx.Node]) -> Any:
         if isinstance(operand, tuple):
-            return [
-                replaced.get((name, i)) or self._argument(name, item, {}) for i, item in enumerate(operand)
-            ]
+            return [replaced.get((name, i)) or self._argument(name, item, {}) for i, item in enumerate(operand)]
         return replaced.get((name, None)) or (self._nodes[operand.number] if isinstance(operand, Value) else operand)
 
     def _bind(self, call: Call, node: fx.Node) -> None:
@@ -187,6 +186,15 @@ class _Builder:
         """The value in memory that no update writes to."""
         node = self._nodes[number]
         return node if written.isdisjoint(self._roots[number]) else self._call(aten.clone.default, node)
+
+
+def _kept_zeros(call: Call, args: list[Any]) -> list[Any]:
+    """The arguments of a product, an integer zero made a float: by that one Inductor does not multiply at all, not even
+    what is infinite."""
+    spec = call.flat_returns[0].spec
+    if call.op not in (aten.mul.Tensor, aten.mul.Scalar) or spec is None or not spec.dtype.is_floating_point:
+        return args
+    return [0.0 if isinstance(arg, int) and arg == 0 else arg for arg in args]
 
 
 def example_inputs(program: Program) -> list[torch.Tensor]:

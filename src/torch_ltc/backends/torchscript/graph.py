@@ -248,14 +248,10 @@ def _is_recorded_overload(call: Call, schema: str) -> bool:
     if chosen.overload_name == recorded.overload_name:
         return True
     # Right too: the overload that takes a number where a number stands for a tensor.
-    return (
-        _has_number_for_tensor(call)
-        and len(chosen.arguments) == len(recorded.arguments)
-        and all(
-            (theirs.alias_info is None) == (ours.alias_info is None)
-            and (str(theirs.type) == str(ours.type) or value is None or "number" in str(theirs.type))
-            for value, theirs, ours in zip(_given(call), chosen.arguments, recorded.arguments, strict=True)
-        )
+    return len(chosen.arguments) == len(recorded.arguments) and all(
+        (theirs.alias_info is None) == (ours.alias_info is None)
+        and (str(theirs.type) == str(ours.type) or value is None or "number" in str(theirs.type))
+        for value, theirs, ours in zip(_given(call), chosen.arguments, recorded.arguments, strict=True)
     )
 
 

@@ -54,7 +54,8 @@ def decompositions() -> Mapping[OpOverload, Callable[..., Any]]:
     """The core ATen decompositions, with a few more and a few less."""
     table = dict(core_aten())
     packets = [getattr(aten, name) for name in _TAKEN_APART if hasattr(aten, name)]
-    table.update(get_decompositions(packets))
+    extra: Any = get_decompositions(packets)
+    table.update(extra)
     for name in _KEPT:
         packet = getattr(aten, name, None)
         for overload in packet.overloads() if packet is not None else ():

@@ -20,6 +20,10 @@ from torch_ltc.program.instruction import Program
 __all__ = ["Executable", "has_rule"]
 
 
+# XLA would keep half-precision values of a fused computation in float32; PyTorch rounds after each call.
+_OPTIONS: dict[str, bool | str] = {"xla_allow_excess_precision": False}
+
+
 class Executable:
     """A compiled program. Called with a tensor or handle per input, then a tensor without dimensions per number."""
 
@@ -41,7 +45,7 @@ class Executable:
             given += [jax.ShapeDtypeStruct((), jax_dtype(number.spec.dtype)) for number in program.numbers]
             jitted = jax.jit(_in_memory_order(program), donate_argnums=program.donated, out_shardings=placed)
             self._lowered = jitted.lower(*given)
-            self._compiled = self._lowered.compile()
+            self._compiled = self._lowered.compile(_OPTIONS)
 
     def text(self) -> str:
         """The program in XLA's own language."""

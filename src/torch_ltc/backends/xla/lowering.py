@@ -52,9 +52,8 @@ class _Lowering:
     def run(self, *given: Array) -> list[Array]:
         """What JAX traces: one array per input, then one per number."""
         program = self._program
-        values: dict[int, Array] = {}
-        for instruction, array in zip((*program.inputs, *program.numbers), given, strict=True):
-            values[instruction.number] = array
+        numbers = [i.number for i in program.inputs] + [i.number for i in program.numbers]
+        values: dict[int, Array] = dict(zip(numbers, given, strict=True))
         for call in program.calls:
             try:
                 self._run_call(call, values)

@@ -7,7 +7,7 @@ integers to float64 where PyTorch takes float32. Rules bring their operands to o
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -17,8 +17,7 @@ from jax import Array
 
 from torch_ltc.errors import CompileError
 
-Number = bool | int | float | complex
-Operand = Array | Number
+Operand: TypeAlias = Array | bool | int | float | complex
 
 DTYPES: dict[torch.dtype, Any] = {
     torch.bool: jnp.bool_,

@@ -120,7 +120,8 @@ def _pixels(x: Array, places: Sequence[Array]) -> Array:
         inside &= (place >= 0) & (place <= length - 1)
         clipped.append(jnp.clip(place, 0, length - 1).astype(jnp.int64))
     batch = jnp.reshape(jnp.arange(x.shape[0]), (-1,) + (1,) * (places[0].ndim - 1))
-    found = x[(batch, slice(None), *clipped)]
+    where = (batch, slice(None), *clipped)
+    found = x[where]
     return jnp.moveaxis(jnp.where(inside[..., None], found, 0), -1, 1)
 
 

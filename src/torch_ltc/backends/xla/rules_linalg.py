@@ -150,7 +150,7 @@ def geqrf(x: Array) -> tuple[Array, Array]:
 def householder_product(x: Array, factors: Array) -> Array:
     """The product of Householder reflections."""
     if x.size == 0 or factors.shape[-1] == 0:
-        return jnp.broadcast_to(jnp.eye(*x.shape[-2:], dtype=x.dtype), x.shape)
+        return jnp.broadcast_to(jnp.eye(x.shape[-2], x.shape[-1], dtype=x.dtype), x.shape)
     return lax.linalg.householder_product(x, factors)
 
 
@@ -244,27 +244,14 @@ def _lu_solve(packed: Array, permutation: Array, b: Array, left: bool, adjointly
     return jnp.take_along_axis(solved, back[..., None], axis=-2)
 
 
-def _is_transposed(spec: Spec) -> bool:
-    """Whether PyTorch's kernels decompose the transposed matrix, to save a copy: derivative formulas count on it."""
-    return not spec.dtype.is_complex and _is_row_major(spec)
-
-
-def _is_row_major(spec: Spec) -> bool:
-    wanted = row_major(spec.size)
-    return all(n <= 1 or s == w for n, s, w in zip(spec.size, spec.stride, wanted, strict=True)) or 0 in spec.size
-
-
-@rule("_linalg_solve_ex", wants=Wants.SPEC)
-def solve_ex(
-    a: Array, b: Array, *, left: bool = True, check_errors: bool = False, spec: Spec
-) -> tuple[Array, Array, Array, Array]:
+@rule("_linalg_solve_ex")
+def solve_ex(a: Array, b: Array, *, left: bool = True, check_errors: bool = False) -> tuple[Array, Array, Array, Array]:
     """The solution of `A x = b` or `x A = b`, the LU decomposition of `A`, and info."""
-    flipped = _is_transposed(spec)
-    lu, pivots, permutation = lu_factor(jnp.swapaxes(a, -2, -1) if flipped else a)
+    lu, pivots, permutation = lu_factor(a)
     # A right side with one dimension less is a batch of vectors.
     vectors = b.ndim == 1 or (b.ndim == a.ndim - 1 and b.shape == a.shape[:-1])
     right = b[..., None] if vectors else b
-    solved = _lu_solve(lu, permutation, right, left or vectors, adjointly=flipped)
+    solved = _lu_solve(lu, permutation, right, left or vectors, adjointly=False)
     info = jnp.any(jnp.diagonal(lu, axis1=-2, axis2=-1) == 0, axis=-1).astype(jnp.int32)
     return solved[..., 0] if vectors else solved, lu, pivots + 1, info
 
@@ -279,6 +266,16 @@ def inv_ex(x: Array, *, check_errors: bool = False) -> tuple[Array, Array]:
 def _sign_of(pivots: Array, dtype: object) -> Array:
     moved = jnp.sum(pivots != jnp.arange(pivots.shape[-1]), axis=-1)
     return jnp.where(moved % 2 == 0, 1, -1).astype(dtype)
+
+
+def _is_transposed(spec: Spec) -> bool:
+    """Whether PyTorch decomposes the transposed matrix for a determinant. It saves a copy, and the derivative knows."""
+    return not spec.dtype.is_complex and _is_row_major(spec)
+
+
+def _is_row_major(spec: Spec) -> bool:
+    wanted = row_major(spec.size)
+    return all(n <= 1 or s == w for n, s, w in zip(spec.size, spec.stride, wanted, strict=True)) or 0 in spec.size
 
 
 @rule("_linalg_det", wants=Wants.SPEC)

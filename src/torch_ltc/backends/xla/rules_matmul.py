@@ -158,22 +158,26 @@ def convolution_backward(
     )
 
 
-def _attention(
-    query: Array, key: Array, value: Array, mask: Array | None, is_causal: bool, scale: float | None
-) -> tuple[Array, Array]:
-    """Attention, and the logarithm of the sum of exponentials of each row of scores."""
-    query, key, value = widen(query), widen(key), widen(value)
-    factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+def _scores(query: Array, key: Array, mask: Array | None, is_causal: bool, factor: float) -> Array:
     scores = matmul(query, jnp.swapaxes(key, -2, -1)) * factor
     if is_causal:
-        seen = jnp.tril(jnp.ones(scores.shape[-2:], jnp.bool_))
-        scores = jnp.where(seen, scores, -jnp.inf)
-    if mask is not None:
-        scores = scores + widen(mask)
-    total = jax.nn.logsumexp(scores, axis=-1)
-    # A row that sees nothing attends to nothing.
-    weights = jnp.where(jnp.isneginf(total)[..., None], 0, jnp.exp(scores - total[..., None]))
-    return matmul(weights, value), total
+        scores = jnp.where(jnp.tril(jnp.ones(scores.shape[-2:], jnp.bool_)), scores, -jnp.inf)
+    return scores if mask is None else scores + widen(mask)
+
+
+def _factor(query: Array, scale: float | None) -> float:
+    return 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+
+
+def _repeated(x: Array, heads: int) -> Array:
+    """Keys or values for each head of the query: several heads may share one."""
+    return x if x.shape[1] == heads else jnp.repeat(x, heads // x.shape[1], axis=1)
+
+
+def _gathered(gradient: Array, heads: int) -> Array:
+    """The gradient of `_repeated`: what belongs to one head of the keys added up."""
+    batch, repeated, *rest = gradient.shape
+    return jnp.sum(jnp.reshape(gradient, (batch, heads, repeated // heads, *rest)), axis=2)
 
 
 @rule("_scaled_dot_product_flash_attention_for_cpu")
@@ -187,8 +191,17 @@ def attention(
     attn_mask: Array | None = None,
     scale: float | None = None,
 ) -> tuple[Array, Array]:
-    """Scaled dot product attention without dropout."""
-    return _attention(query, key, value, attn_mask, is_causal, scale)
+    """Scaled dot product attention, and the logarithm of the sum of exponentials of each row of scores."""
+    query = widen(query)
+    key, value = (_repeated(widen(x), query.shape[1]) for x in (key, value))
+    scores = _scores(query, key, attn_mask, is_causal, _factor(query, scale))
+    total = jax.nn.logsumexp(scores, axis=-1)
+    return matmul(_weights(scores, total), value), total
+
+
+def _weights(scores: Array, total: Array) -> Array:
+    # A row that sees nothing attends to nothing.
+    return jnp.where(jnp.isneginf(total)[..., None], 0, jnp.exp(scores - total[..., None]))
 
 
 @rule("_scaled_dot_product_flash_attention_for_cpu_backward")
@@ -206,17 +219,14 @@ def attention_backward(
     scale: float | None = None,
 ) -> tuple[Array, Array, Array]:
     """Gradients of `attention` with respect to query, key and value, from what the forward pass kept."""
-    gradient, query, key, value = widen(gradient), widen(query), widen(key), widen(value)
-    factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-    scores = matmul(query, jnp.swapaxes(key, -2, -1)) * factor
-    if is_causal:
-        scores = jnp.where(jnp.tril(jnp.ones(scores.shape[-2:], jnp.bool_)), scores, -jnp.inf)
-    if attn_mask is not None:
-        scores = scores + widen(attn_mask)
-    total = widen(logsumexp)[..., None]
-    weights = jnp.where(jnp.isneginf(total), 0, jnp.exp(scores - total))
+    heads = key.shape[1]
+    gradient, query = widen(gradient), widen(query)
+    key, value = (_repeated(widen(x), query.shape[1]) for x in (key, value))
+    factor = _factor(query, scale)
+    weights = _weights(_scores(query, key, attn_mask, is_causal, factor), widen(logsumexp))
     for_value = matmul(jnp.swapaxes(weights, -2, -1), gradient)
     for_weights = matmul(gradient, jnp.swapaxes(value, -2, -1))
     inner = jnp.sum(gradient * widen(out), axis=-1, keepdims=True)
     for_scores = weights * (for_weights - inner) * factor
-    return matmul(for_scores, key), matmul(jnp.swapaxes(for_scores, -2, -1), query), for_value
+    for_key = matmul(jnp.swapaxes(for_scores, -2, -1), query)
+    return matmul(for_scores, key), _gathered(for_key, heads), _gathered(for_value, heads)

@@ -19,8 +19,8 @@ from torch_ltc.program.spec import Spec
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What rules that want the memory get in the place of their first tensor: the elements of the storage as a vector, and
-    the geometry of the tensor in it."""
+    """What rules that want the memory get in the place of their first tensor: the elements of the storage as a vector,
+    and the geometry of the tensor in it."""
 
     elements: Array
     spec: Spec

@@ -63,6 +63,13 @@ FLOAT_UNARY: dict[str, Callable[..., Any]] = {
     "tanh": jnp.tanh,
 }
 
+
+
+def _sign(x: Array) -> Array:
+    # A nan has the sign zero in PyTorch.
+    return (x > 0).astype(x.dtype) - (x < 0).astype(x.dtype) if x.dtype != jnp.bool_ else x
+
+
 # Functions of one argument that keep its dtype, or give a boolean.
 UNARY: dict[str, Callable[..., Any]] = {
     "_conj": jnp.conj,
@@ -82,14 +89,18 @@ UNARY: dict[str, Callable[..., Any]] = {
     "real": jnp.real,
     "relu": lambda x: jnp.maximum(x, jnp.zeros((), x.dtype)),
     "round": jnp.round,
-    "sgn": jnp.sign,
-    "sign": jnp.sign,
+    "sgn": lambda x: jnp.sign(x) if is_complex(x) else _sign(x),
+    "sign": lambda x: _sign(x),
     "signbit": lambda x: jnp.signbit(x) if is_floating(x) else x < 0,
     "trunc": lambda x: jnp.trunc(x) if is_floating(x) else x,
 }
 
 # Functions of two arguments that are brought to one dtype first.
 BINARY: dict[str, Callable[..., Any]] = {
+    "__lshift__.Scalar": jnp.left_shift,
+    "__lshift__.Tensor": jnp.left_shift,
+    "__rshift__.Scalar": jnp.right_shift,
+    "__rshift__.Tensor": jnp.right_shift,
     "bitwise_and.Scalar": jnp.bitwise_and,
     "bitwise_and.Tensor": jnp.bitwise_and,
     "bitwise_left_shift.Tensor": jnp.left_shift,

@@ -74,7 +74,8 @@ class _Windows:
         total = lax.reduce_window(
             self.padded(x, 0), np.zeros((), x.dtype), lax.add, (*ones, *self.kernel), (*ones, *self.stride), "VALID"
         )
-        return total[(..., *(slice(n) for n in self.counts))]
+        kept = (..., *(slice(n) for n in self.counts))
+        return total[kept]
 
 
 def _max_pool(

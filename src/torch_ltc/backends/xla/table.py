@@ -45,7 +45,7 @@ ABSENT: list[str] = []
 
 
 def overload(name: str) -> OpOverload | None:
-    """The overload that this name means, `add.Tensor` or `prims.convert_element_type.default`; None if there is none."""
+    """The overload that this name means, `add.Tensor`, `mm` or `prims:iota`; None if there is none."""
     namespace, _, plain = name.partition(":")
     if not plain:
         namespace, plain = "aten", name

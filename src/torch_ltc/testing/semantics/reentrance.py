@@ -68,10 +68,21 @@ def closure_runs_program(on: Stage) -> Any:
 def hook_reads(on: Stage) -> Any:
     """A gradient hook that reads a value in the middle of the backward pass."""
     seen: list[float] = []
+    errors: list[Exception] = []
+
+    def hook(gradient: torch.Tensor) -> None:
+        # An error that leaves a hook can end the process: PyTorch unwinds with it through the Python device guard.
+        try:
+            seen.append(gradient.sum().item())
+        except Exception as error:
+            errors.append(error)
+
     x = on.ramp(3).requires_grad_()
     hidden = x * 2
-    hidden.register_hook(lambda gradient: seen.append(gradient.sum().item()))
+    hidden.register_hook(hook)
     (hidden * hidden).sum().backward()
+    if errors:
+        raise errors[0]
     return [x.grad, seen]
 
 

@@ -12,7 +12,7 @@ import torch
 
 from torch_ltc.errors import CompileError
 from torch_ltc.testing.compare import Rules, differences
-from torch_ltc.testing.outcome import Outcome, describe, reason_of, snapshot
+from torch_ltc.testing.outcome import Outcome, describe, first_line, snapshot
 from torch_ltc.testing.placement import distinct, tensors_in, transform
 from torch_ltc.testing.probe import Probe
 from torch_ltc.testing.records import CaseUnit, Difference, Result, What
@@ -54,7 +54,7 @@ def run_case(unit: CaseUnit, probe: Probe) -> Result:
 
 def _round(case: Case, number: int, probe: Probe, result: Result) -> list[Difference]:
     probe.settle()
-    expected = _observed(case, Stage("cpu", number, probe.claims, probe.backend))
+    expected = _observed(case, Stage(probe.eager, number, probe.claims, probe.backend))
     probe.take()
     stage = Stage(probe.device, number, probe.claims, probe.backend)
     try:
@@ -62,10 +62,10 @@ def _round(case: Case, number: int, probe: Probe, result: Result) -> list[Differ
     except ClaimError as error:
         return [Difference(What.CLAIM, f"{error}\nin round {number + 1} of {ROUNDS}")]
     except CompileError as error:
-        return [Difference(What.REFUSED, reason_of(error))]
+        return [Difference(What.REFUSED, first_line(str(error)))]
     except Exception as error:
         return [Difference(What.RAISES, f"{describe(error)}\nin round {number + 1} of {ROUNDS}")]
-    found = differences(expected, actual, _rules(case, probe))
+    found = differences(expected, actual, _rules(case, probe)) or probe.wait()
     found = [Difference(each.what, f"{each.message}\nin round {number + 1} of {ROUNDS}") for each in found]
     activity = probe.take()
     if number == ROUNDS - 1 and not found:

@@ -36,7 +36,7 @@ class Stage:
     @property
     def lazy(self) -> bool:
         """Whether this is the device under test, not eager."""
-        return self.device != "cpu"
+        return self.device == "ltc"
 
     def tensor(self, values: Any, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """These values on the device, as data from outside: an input of the program."""

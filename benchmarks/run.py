@@ -1,0 +1,176 @@
+"""The benchmark: every workload on every system, interleaved, as ratios to eager.
+
+Owns the command line; `schedule` measures, `results` makes figures of it, `table` and `picture` show them.
+
+    python -m benchmarks.run [--quick] [--only a,c] [--systems eager,ltc-inductor] [--rounds N] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import signal
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from benchmarks.results import BASE, FORMAT, machine, save, summarise
+from benchmarks.schedule import Options, Session
+from benchmarks.systems import SYSTEMS, missing_package
+from benchmarks.table import render_ratios, render_workload
+from benchmarks.workloads import TABLE, WORKLOADS
+
+RESULTS = Path(__file__).parent / "results"
+# The short form: cheap workloads first, and what is not reached in time is left out.
+QUICK_ORDER = tuple("abcgjihefd")
+QUICK_SYSTEMS = ("eager", "original", "compile", "ltc-torchscript", "ltc-inductor")
+QUICK_LIMIT_S = 270.0
+
+
+def quick_options() -> Options:
+    """Few rounds, and no figure that needs more processes."""
+    return Options(
+        rounds=5,
+        first_steps=10,
+        starts=1,
+        sample_s=0.15,
+        first_limit_s=6.0,
+        rounds_limit_s=6.0,
+        settle_limit_s=45.0,
+        memory=False,
+        second=False,
+        deadline=time.monotonic() + QUICK_LIMIT_S,
+    )
+
+
+def measure(workloads: tuple[str, ...], systems: tuple[str, ...], options: Options, path: Path) -> dict[str, Any]:
+    """Run it all; the file is written after every workload, so that an early end loses little."""
+    skipped = {name: missing_package(name) for name in systems if name not in options.pythons}
+    skipped = {name: reason for name, reason in skipped.items() if reason is not None}
+    for name, reason in skipped.items():
+        _say(f"{name}: left out: {reason}")
+    chosen = [name for name in systems if name not in skipped]
+    results: dict[str, Any] = {
+        "format": FORMAT,
+        "machine": machine(),
+        "began": time.strftime("%Y-%m-%dT%H:%M:%S"),
+        "options": _plain(options),
+        "systems": chosen,
+        "skipped": skipped,
+        "workloads": {},
+    }
+    for key in workloads:
+        if options.over():
+            _say(f"{key}: left out: the time was over")
+            continue
+        figures = Session(key, chosen, options, _say).measure()
+        summarise(figures)
+        results["workloads"][key] = figures
+        print(render_workload(key, figures) + "\n", flush=True)
+        save(path, results)
+    return results
+
+
+def _plain(options: Options) -> dict[str, Any]:
+    plain = dataclasses.asdict(options)
+    del plain["deadline"]
+    plain["cache"] = None if options.cache is None else "kept"
+    return plain
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _chosen(text: str | None, known: tuple[str, ...], default: tuple[str, ...], what: str) -> tuple[str, ...]:
+    if text is None:
+        return default
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise SystemExit(f"there is no {what} '{unknown[0]}'\n  try: one of {', '.join(known)}")
+    return names
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What this command and `benchmarks.bars` have in common."""
+    parser.add_argument("--quick", action="store_true", help="a short form that ends within 5 minutes")
+    parser.add_argument("--only", metavar="a,c", help="these workloads")
+    parser.add_argument("--systems", metavar="eager,...", help="these systems; eager always runs")
+    parser.add_argument("--rounds", type=int, metavar="N", help="rounds of each workload")
+    parser.add_argument("--first-steps", type=int, metavar="N", help="first steps that are timed one by one")
+    parser.add_argument("--starts", type=int, metavar="N", help="processes whose first step is timed")
+    parser.add_argument("--read-every", type=int, metavar="N", help="steps between two reads of the loss")
+    parser.add_argument("--no-memory", action="store_true", help="do not measure memory")
+    parser.add_argument("--no-second", action="store_true", help="do not run a second process")
+    parser.add_argument("--settle-limit", type=float, metavar="S", help="the most seconds that warming up may take")
+    parser.add_argument("--memory-limit", type=float, metavar="GB", help="the most memory that a process may take")
+    parser.add_argument("--limit", type=float, metavar="S", help="leave out what has not begun after S seconds")
+    parser.add_argument(
+        "--cache", type=Path, metavar="DIR", help="keep what is compiled there; first steps are not cold then"
+    )
+    parser.add_argument(
+        "--python", action="append", default=[], metavar="SYSTEM=FILE", help="another interpreter for one system"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="where the results go")
+
+
+def options_from(arguments: argparse.Namespace) -> Options:
+    """The options that the command line asks for."""
+    options = quick_options() if arguments.quick else Options()
+    changes: dict[str, Any] = {
+        "rounds": arguments.rounds,
+        "first_steps": arguments.first_steps,
+        "starts": arguments.starts,
+        "read_every": arguments.read_every,
+        "settle_limit_s": arguments.settle_limit,
+        "memory_limit_gb": arguments.memory_limit,
+        "memory": False if arguments.no_memory else None,
+        "second": False if arguments.no_second else None,
+        "cache": arguments.cache.resolve() if arguments.cache is not None else None,
+        "deadline": time.monotonic() + arguments.limit if arguments.limit is not None else None,
+        "pythons": dict(pair.split("=", 1) for pair in arguments.python) or None,
+    }
+    for name in ("rounds", "first_steps", "starts", "read_every"):
+        if changes[name] is not None and changes[name] < 1:
+            raise SystemExit(f"--{name.replace('_', '-')} must be at least 1, not {changes[name]}")
+    return dataclasses.replace(options, **{name: value for name, value in changes.items() if value is not None})
+
+
+def selection(arguments: argparse.Namespace) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The workloads and systems that the command line asks for."""
+    workloads = _chosen(arguments.only, tuple(WORKLOADS), QUICK_ORDER if arguments.quick else TABLE, "workload")
+    default = QUICK_SYSTEMS if arguments.quick else tuple(SYSTEMS)
+    systems = _chosen(arguments.systems, tuple(SYSTEMS), default, "system")
+    return workloads, systems if BASE in systems else (BASE, *systems)
+
+
+def end_on_signals() -> None:
+    """Turn SIGTERM into an exception, so that workers are ended on the way out."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        del frame
+        raise SystemExit(128 + number)
+
+    signal.signal(signal.SIGTERM, stop)
+
+
+def main() -> None:
+    """Parse the command line, measure, print and save."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.run", description="Step times as ratios to eager.")
+    add_arguments(parser)
+    arguments = parser.parse_args()
+    workloads, systems = selection(arguments)
+    path = arguments.json or RESULTS / ("quick.json" if arguments.quick else "cpu.json")
+    end_on_signals()
+    results = measure(workloads, systems, options_from(arguments), path)
+    print(render_ratios(results))
+    for name, reason in results["skipped"].items():
+        print(f"{name}: left out: {reason}")
+    print(f"written: {path}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,311 @@
+"""The ways to run PyTorch that are compared: how each is opened, where its tensors live, what ends a step.
+
+Owns everything that differs between systems; workloads and workers treat them alike. A system is opened in a process
+of its own, because the lazy devices change PyTorch for the whole process. What only one of them needs is imported when
+it is opened.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+# Steps that have to look alike before a system counts as warmed up.
+STEADY_STEPS = 3
+
+
+class UnavailableError(Exception):
+    """The system cannot run here; the message says why."""
+
+
+class System:
+    """Eager PyTorch on CPU, and what the others change of it."""
+
+    device = "cpu"
+    # Whether recording and running are apart, so that there is a record time.
+    records = False
+    # Whether it compiles the optimizer by itself: such a system differs from its sibling only where there is one.
+    needs_optimizer = False
+
+    def __init__(self) -> None:
+        # Seconds that the host spent waiting for results, inside a step or after it.
+        self.waited_s = 0.0
+
+    def compile_loss(self, loss: Function) -> Function:
+        """The function from batch to loss as this system wants to call it."""
+        return loss
+
+    def compile_update(self, update: Function) -> Function:
+        """The optimizer's step as this system wants to call it."""
+        return update
+
+    def sync(self) -> None:
+        """End a step."""
+
+    def read(self, tensor: Tensor) -> float:
+        """The value of a tensor with one element."""
+        return float(tensor.item())
+
+    def choose(self, tensor: Tensor) -> bool:
+        """A decision of the program that depends on data."""
+        return bool(tensor)
+
+    def compiles(self) -> int:
+        """Programs or graphs compiled since the process began."""
+        return 0
+
+    def compile_intervals(self) -> list[tuple[float, float]]:
+        """Begin and end of every compile on the clock `time.perf_counter`, where the system tells."""
+        return []
+
+    def steady(self) -> bool:
+        """Whether the last step ran as all later ones will, as far as the system can tell."""
+        return True
+
+    def step_began(self) -> None:
+        """Told before every step."""
+
+    def count_operations(self, step: Callable[[], object]) -> int | None:
+        """Operations of one step, which is run once for it; None where the system has no such thing."""
+        with _Count() as count:
+            step()
+        return count.calls
+
+
+class _Count(TorchDispatchMode):
+    """Counts the operations that reach PyTorch's kernels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.calls += 1
+        return function(*args, **(kwargs or {}))
+
+
+class Original(System):
+    """PyTorch's own Lazy Tensor Core with its TorchScript backend."""
+
+    device = "lazy"
+    records = True
+
+    def __init__(self, reuse_ir: bool = False) -> None:
+        super().__init__()
+        importlib.import_module("torch._lazy.ts_backend").init()
+        self._mark_step = importlib.import_module("torch._lazy").mark_step
+        self._metrics = importlib.import_module("torch._lazy.metrics")
+        if reuse_ir:
+            importlib.import_module("torch._lazy.config").set_reuse_ir(True)
+
+    def sync(self) -> None:
+        """Run what was recorded; it waits by itself."""
+        self._mark_step()
+
+    def choose(self, tensor: Tensor) -> bool:
+        """Wait for a decision."""
+        began = time.perf_counter()
+        decision = bool(tensor)
+        self.waited_s += time.perf_counter() - began
+        return decision
+
+    def compiles(self) -> int:
+        """Graphs that were not in its cache."""
+        return int(self._metrics.counter_value("UncachedCompile") or 0)
+
+    def count_operations(self, step: Callable[[], object]) -> int | None:
+        """Operations recorded, and operations that ran eagerly."""
+        before = self._operations()
+        step()
+        return self._operations() - before
+
+    def _operations(self) -> int:
+        names = [name for name in self._metrics.counter_names() if name.startswith(("lazy::", "aten::"))]
+        return sum(int(self._metrics.counter_value(name) or 0) for name in names)
+
+
+class Compiled(System):
+    """torch.compile with Inductor: forward, loss and backward; the optimizer's step too if asked for."""
+
+    def __init__(self, optimizer: bool = False) -> None:
+        super().__init__()
+        self.needs_optimizer = optimizer
+        self._counters = importlib.import_module("torch._dynamo.utils").counters
+
+    def compile_loss(self, loss: Function) -> Function:
+        """Compiled on its first call."""
+        return torch.compile(loss)  # type: ignore[return-value]
+
+    def compile_update(self, update: Function) -> Function:
+        """Compiled on its first call, or as it is."""
+        return torch.compile(update) if self.needs_optimizer else update  # type: ignore[return-value]
+
+    def compiles(self) -> int:
+        """Graphs that Dynamo handed over; a graph that is trained is compiled as two."""
+        return int(self._counters["stats"]["unique_graphs"])
+
+    def count_operations(self, step: Callable[[], object]) -> int | None:
+        """Kernels are fused: there is nothing to count."""
+        del step
+        return None
+
+
+class Ltc(System):
+    """torch_ltc with one of its backends."""
+
+    device = "ltc"
+    records = True
+
+    def __init__(self, backend: str) -> None:
+        super().__init__()
+        self._ltc = importlib.import_module("torch_ltc")
+        self._backend = backend
+        self._ltc.use_backend(backend)
+        events = self._ltc.events
+        self._compiles: list[tuple[float, float]] = []
+        self._runs: deque[tuple[int, str]] = deque(maxlen=100_000)
+        self._refused: set[int] = set()
+        self._instructions = 0
+        self._compiles_before = 0
+        events.subscribe(self._on_compile, events.CompileEvent)
+        events.subscribe(lambda event: self._runs.append((event.program, event.backend)), events.ExecuteEvent)
+        events.subscribe(lambda event: self._refused.add(event.program), events.RefusalEvent)
+        events.subscribe(self._on_sync, events.SyncEvent)
+        events.subscribe(self._on_read, events.ReadEvent)
+
+    def sync(self) -> None:
+        """Queue what was recorded."""
+        self._ltc.sync()
+
+    def compiles(self) -> int:
+        """Programs that the backend compiled."""
+        return len(self._compiles)
+
+    def compile_intervals(self) -> list[tuple[float, float]]:
+        """As the compile events tell."""
+        return list(self._compiles)
+
+    def step_began(self) -> None:
+        """Forget which programs ran before."""
+        self._runs.clear()
+        self._compiles_before = len(self._compiles)
+
+    def steady(self) -> bool:
+        """Whether the backend ran every program of the last step, but for those that it cannot compile."""
+        if len(self._compiles) != self._compiles_before:
+            return False
+        return all(backend == self._backend or program in self._refused for program, backend in list(self._runs))
+
+    def count_operations(self, step: Callable[[], object]) -> int | None:
+        """Instructions of the programs of a step."""
+        before = self._instructions
+        step()
+        return self._instructions - before
+
+    def _on_compile(self, event: Any) -> None:
+        now = time.perf_counter()
+        self._compiles.append((now - event.duration_s, now))
+
+    def _on_sync(self, event: Any) -> None:
+        self._instructions += event.instructions
+
+    def _on_read(self, event: Any) -> None:
+        self.waited_s += event.duration_s
+
+
+class TorchXla(System):
+    """torch_xla on CPU: its lazy device, compiled by XLA."""
+
+    device = "xla"
+    records = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._xla = _import("torch_xla")
+        self._model = _import("torch_xla.core.xla_model")
+        self._metrics = _import("torch_xla.debug.metrics")
+
+    def sync(self) -> None:
+        """Run what was recorded. `sync(wait=True)` does not wait for the device, `wait_device_ops` does."""
+        self._xla.sync()
+        self._model.wait_device_ops()
+
+    def choose(self, tensor: Tensor) -> bool:
+        """Wait for a decision."""
+        began = time.perf_counter()
+        decision = bool(tensor)
+        self.waited_s += time.perf_counter() - began
+        return decision
+
+    def compiles(self) -> int:
+        """Graphs that XLA compiled."""
+        return int(self._metrics.counter_value("UncachedCompile") or 0)
+
+    def count_operations(self, step: Callable[[], object]) -> int | None:
+        """Not counted."""
+        del step
+        return None
+
+
+class Torchax(System):
+    """torchax: PyTorch's operations one by one on JAX."""
+
+    device = "jax"
+
+    def __init__(self) -> None:
+        super().__init__()
+        _import("torchax").enable_globally()
+
+    def count_operations(self, step: Callable[[], object]) -> int | None:
+        """Not counted."""
+        del step
+        return None
+
+
+def _import(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except Exception as error:
+        # Packages built for another PyTorch fail in many ways, not only with ImportError.
+        raise UnavailableError(f"{name} cannot be imported: {type(error).__name__}: {error}") from error
+
+
+SYSTEMS: dict[str, Callable[[], System]] = {
+    "eager": System,
+    "original": Original,
+    "original-reuse": lambda: Original(reuse_ir=True),
+    "compile": Compiled,
+    "compile-optimizer": lambda: Compiled(optimizer=True),
+    "ltc-interpreter": lambda: Ltc("interpreter"),
+    "ltc-torchscript": lambda: Ltc("torchscript"),
+    "ltc-inductor": lambda: Ltc("inductor"),
+    "torch_xla": TorchXla,
+    "torchax": Torchax,
+}
+
+_PACKAGES = {"torch_xla": "torch_xla", "torchax": "torchax"}
+
+
+def missing_package(name: str) -> str | None:
+    """Why a system cannot run with this Python, found without opening it; None when nothing speaks against it."""
+    package = _PACKAGES.get(name)
+    if package is None or importlib.util.find_spec(package) is not None:
+        return None
+    return f"the package {package} is not installed"
+
+
+def open_system(name: str) -> System:
+    """Set the system up in this process; raises UnavailableError where its packages are missing."""
+    return SYSTEMS[name]()

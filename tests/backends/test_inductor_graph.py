@@ -236,7 +236,7 @@ DEMANDING = [
         for name, function in {
             "floor_divide": lambda x, y: x // y,
             "remainder": lambda x, y: x % y,
-            "remainder_of_number": lambda x, y: x + 7 % y,
+            "remainder_of_number": lambda x, y: (x + 1) + 7 % y,
             "fmod": torch.fmod,
             "trunc_divide": lambda x, y: torch.div(x, y, rounding_mode="trunc"),
         }.items()
@@ -348,9 +348,7 @@ def test_division_by_a_constant_zero_is_left_to_pytorch() -> None:
 def test_indices_that_nothing_is_known_about_are_left_to_pytorch() -> None:
     backend = InductorBackend()
     sorted_values, order = torch.rand(4).sort()
-    with_order = only_call(
-        lambda s, x, o: torch.searchsorted(s, x, sorter=o), sorted_values, torch.rand(2), order
-    )
+    with_order = only_call(lambda s, x, o: torch.searchsorted(s, x, sorter=o), sorted_values, torch.rand(2), order)
     without_order = only_call(lambda s, x: torch.searchsorted(s, x), sorted_values, torch.rand(2))
     assert not backend.supports(with_order)
     assert backend.supports(without_order)

@@ -158,6 +158,16 @@ def test_a_missing_package_names_the_extra_and_semantics_do_without(tmp_path: Pa
     assert done.returncode == 0, done.stderr
 
 
+def test_a_backend_that_loads_only_once_is_refused_with_the_reason(tmp_path: Path, capsys: Printed) -> None:
+    spoiled = tmp_path / "spoiled.py"
+    first = tmp_path / "first"
+    spoiled.write_text(f"import pathlib\npathlib.Path({str(first)!r}).touch(exist_ok=False)\n" + BACKEND_FILE)
+    assert main(["conformance", f"{spoiled}:Mine", "--only", "semantics/view_chain"]) == 2
+    error = capsys.readouterr().err
+    assert "a worker process ended with status 1 before it could begin" in error
+    assert "FileExistsError" in error
+
+
 def test_a_script_can_test_its_own_backend(tmp_path: Path) -> None:
     body = """
         import torch_ltc.testing
@@ -168,7 +178,12 @@ def test_a_script_can_test_its_own_backend(tmp_path: Path) -> None:
     guarded = BACKEND_FILE + 'if __name__ == "__main__":\n' + textwrap.indent(textwrap.dedent(body), "    ")
     (tmp_path / "guarded.py").write_text(guarded)
     (tmp_path / "bare.py").write_text(BACKEND_FILE + textwrap.dedent(body))
+    named = body.replace("(Mine,", "('interpreter',")
+    (tmp_path / "named.py").write_text(textwrap.dedent(named))
+    done = run_python("named.py", cwd=tmp_path)
+    assert "passed: backend interpreter, 1 run" in done.stdout, done.stderr
     done = run_python("guarded.py", cwd=tmp_path)
     assert "passed: backend mine, 1 run" in done.stdout, done.stderr
     done = run_python("bare.py", cwd=tmp_path)
-    assert 'put the call under `if __name__ == "__main__":`' in done.stdout, done.stdout + done.stderr
+    assert done.returncode == 1
+    assert 'put the call under `if __name__ == "__main__":`' in done.stderr, done.stdout + done.stderr

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from torch_ltc.testing.probe import is_dynamic, opened, unneeded_fallbacks
 from torch_ltc.testing.records import Difference, Result, State, Unit, Variant, What
 from torch_ltc.testing.report import Report
 from torch_ltc.testing.suite import repeat_command
+from torch_ltc.testing.tolerance import tolerances
 from torch_ltc.testing.workers import run_units
 
 Function = Callable[..., Any]
@@ -93,6 +95,33 @@ def test_tolerance_is_for_compilers_only() -> None:
     x = torch.tensor([[1.0, 2.0]], requires_grad=True)
     assert compared(lambda x: x * 2, next_float, x, exact=False) == set()
     assert compared(lambda x: x * 2, lambda x: x * 2.01, x, exact=False) == {What.VALUE}
+
+
+@dataclass(frozen=True)
+class Decorated:
+    """What the database says about an operator's tests."""
+
+    decorators: tuple[object, ...]
+
+
+def test_tolerances_are_those_of_the_database_where_implementations_are_compared() -> None:
+    wide, narrow = SimpleNamespace(atol=1e-3, rtol=1e-2), SimpleNamespace(atol=1e-9, rtol=1e-9)
+
+    def entry(tolerance: object, cls_name: str | None, device_type: str | None = None) -> SimpleNamespace:
+        decorators = [SimpleNamespace(d={torch.float32: tolerance}), SimpleNamespace()]
+        return SimpleNamespace(decorators=decorators, cls_name=cls_name, device_type=device_type)
+
+    def allowed(*entries: object, claimed: dict[torch.dtype, tuple[float, float]] | None = None) -> object:
+        return tolerances(Decorated(entries), claimed or {}).get(torch.float32)
+
+    assert allowed() is None
+    assert allowed(entry(wide, "TestCommon")) == (1e-2, 1e-3)
+    assert allowed(entry(wide, None, "cpu")) == (1e-2, 1e-3)
+    assert allowed(entry(wide, "TestUnaryUfuncs")) is None
+    assert allowed(entry(wide, "TestCommon", "cuda")) is None
+    assert allowed(entry(narrow, "TestCommon")) == (1.3e-6, 1e-5)
+    assert allowed(SimpleNamespace(d={torch.float32: 0.7})) == (1.3e-6, 1e-2)
+    assert allowed(entry(wide, "TestCommon"), claimed={torch.float32: (0.5, 0.0)}) == (0.5, 1e-3)
 
 
 def test_copies_keep_strides_sharing_and_identity() -> None:

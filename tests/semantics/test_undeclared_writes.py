@@ -21,3 +21,27 @@ def test_running_statistics_are_read_after_the_program_that_writes_them() -> Non
         results[device] = (layer.running_mean.cpu(), layer.running_var.cpu())
     for mine, eager in zip(results["ltc"], results["cpu"], strict=True):
         assert torch.equal(mine, eager)
+
+
+def test_batch_norm_into_targets_of_its_own_writes_targets_and_statistics() -> None:
+    given = torch.randn(8, 3)
+    results = {}
+    for device in ("cpu", "ltc"):
+        targets = [torch.empty(0).to(device) for _ in range(3)]
+        mean, variance = torch.zeros(3).to(device), torch.ones(3).to(device)
+        torch.ops.aten.native_batch_norm.out(
+            given.to(device),
+            None,
+            None,
+            mean,
+            variance,
+            True,
+            0.1,
+            1e-5,
+            out=targets[0],
+            save_mean=targets[1],
+            save_invstd=targets[2],
+        )
+        results[device] = [tensor.cpu() for tensor in (*targets, mean, variance)]
+    for mine, eager in zip(results["ltc"], results["cpu"], strict=True):
+        assert torch.equal(mine, eager)

@@ -107,7 +107,7 @@ class ArrayData(BackendData):
 
 
 class ArrayBackend(FunctionalBackend):
-    """As `FunctionalBackend`, but its results are handles on arrays of its own. Keeps the kinds of things it is given."""
+    """As `FunctionalBackend`, but with handles on arrays of its own as results. Keeps the kinds of what it is given."""
 
     name = "arrays"
 

@@ -51,7 +51,7 @@ def test_devices_compare_and_sort_by_type_then_ordinal() -> None:
     cuda0 = BackendDevice(BackendDeviceType("cuda"), 0)
     assert sorted([CUDA1, cuda0, CPU]) == [CPU, cuda0, CUDA1]
     assert len({CPU, BackendDevice.parse("cpu"), CUDA1}) == 2
-    assert CPU != cuda0
+    assert cuda0 != CPU
 
 
 def test_devices_translate_to_pytorch_and_back() -> None:

@@ -100,7 +100,7 @@ def test_random_calls_reach_no_backend_and_keep_their_order() -> None:
     parts = partition(program, lambda call: not call.random)
     drawn = [part.direct for part in parts if part.direct is not None and part.direct.random]
     assert [call.op for call in drawn] == [call.op for call in program.calls if call.random]
-    assert [call.name.split("::")[1].split(".")[0] for call in drawn][0] == "bernoulli"
+    assert next(call.name.split("::")[1].split(".")[0] for call in drawn) == "bernoulli"
     assert not any(call.random for part in parts if part.direct is None for call in part.program.calls)
     assert not any(part.program.random for part in parts if part.direct is None)
 

@@ -64,7 +64,9 @@ def test_a_class_is_registered_as_an_object_of_it() -> None:
     assert own.get("nothing") is made
 
 
-@pytest.mark.parametrize("thing", [object(), 3, dict, lambda program: program], ids=["object", "int", "type", "function"])
+@pytest.mark.parametrize(
+    "thing", [object(), 3, dict, lambda program: program], ids=["object", "int", "type", "function"]
+)
 def test_what_is_no_backend_is_refused(thing: object) -> None:
     with pytest.raises(BackendError, match=r"register\(\) got .*, which is no Backend\n  try: derive"):
         Registry().register(thing)  # type: ignore[arg-type]
@@ -236,7 +238,9 @@ def test_an_unknown_backend_in_the_environment_is_an_error_at_import(installed: 
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, check=False)
     assert done.returncode != 0
     assert "UnknownBackendError: there is no backend named 'ourss'" in done.stderr
-    assert "one of: inductor, interpreter, misnamed, missing, nothing, null, number, ours, torchscript, xla" in done.stderr
+    assert (
+        "one of: inductor, interpreter, misnamed, missing, nothing, null, number, ours, torchscript, xla" in done.stderr
+    )
 
 
 def test_the_names_at_the_top_of_the_package() -> None:

@@ -229,6 +229,10 @@ class _Tracer:
         if item.kind is ReturnKind.VIEW or result.stride() == spec.stride:
             return result
         # Other strides than the real kernel's would make later views legal or illegal that are not.
+        if spec.covers_storage():
+            order = sorted(range(len(spec.size)), key=lambda d: (-spec.stride[d], d))
+            dense = aten.clone.default(aten.permute.default(result, order), memory_format=torch.contiguous_format)
+            return aten.permute.default(dense, sorted(range(len(order)), key=order.__getitem__))
         base = aten.empty_strided.default(spec.size, spec.stride, dtype=spec.dtype, device=self._program.device)
         return aten.copy.default(base, result)
 

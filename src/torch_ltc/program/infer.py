@@ -42,6 +42,9 @@ CPU_INFERRED = frozenset(f"aten::{name}" for name in f"{_NORMS} {_LINEAR_ALGEBRA
 # Operators whose meta kernel gives statistics of half-precision inputs another dtype.
 _REDUCED_PRECISION = frozenset({"aten::native_layer_norm", "aten::native_group_norm"})
 
+# Operators whose meta kernel gives results of bool operands another dtype.
+_BOOLEAN = frozenset({"aten::pow", "aten::pow_"})
+
 # Operators whose meta kernel does not know in which memory format the CPU answers to operands that are not contiguous.
 _CONVOLUTIONS = frozenset({"aten::convolution", "aten::convolution_backward", "aten::convolution_overrideable"})
 
@@ -153,6 +156,8 @@ def _is_cpu_inferred(op: OpOverload, specs: Sequence[Spec]) -> bool:
     name = op._schema.name
     if name in _REDUCED_PRECISION:
         return any(spec.dtype in (torch.bfloat16, torch.float16) for spec in specs)
+    if name in _BOOLEAN:
+        return all(spec.dtype is torch.bool for spec in specs)
     return name in CPU_INFERRED or (name in _CONVOLUTIONS and not all(spec.contiguous for spec in specs))
 
 

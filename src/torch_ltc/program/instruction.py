@@ -169,10 +169,9 @@ _UNDECLARED_WRITES = {
 
 def written_positions(op: OpOverload) -> tuple[int, ...]:
     """Positions of the schema arguments that the operator writes to."""
-    undeclared = _UNDECLARED_WRITES.get(op._schema.name)
-    if undeclared is not None:
-        return undeclared
-    return tuple(i for i, a in enumerate(op._schema.arguments) if a.alias_info is not None and a.alias_info.is_write)
+    arguments = op._schema.arguments
+    declared = tuple(i for i, a in enumerate(arguments) if a.alias_info is not None and a.alias_info.is_write)
+    return (*_UNDECLARED_WRITES.get(op._schema.name, ()), *declared)
 
 
 def value_numbers(operand: object) -> Iterator[int]:

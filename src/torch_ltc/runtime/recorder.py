@@ -38,7 +38,7 @@ from torch_ltc.runtime.buffer import Buffer, buffer_of, new_buffer, physical_dev
 aten = torch.ops.aten
 NUMBER_TYPES = frozenset({int, float, bool, complex})
 
-# Operators that take index tensors from the CPU, as PyTorch's other devices do.
+# Operators that take indices or factors from the CPU, as PyTorch's other devices do.
 _CPU_OPERANDS = frozenset(
     {
         "aten::index.Tensor",
@@ -46,6 +46,10 @@ _CPU_OPERANDS = frozenset(
         "aten::index_put",
         "aten::_index_put_impl_",
         "aten::_unsafe_index.Tensor",
+        "aten::_foreach_addcdiv.Tensor",
+        "aten::_foreach_addcdiv_.Tensor",
+        "aten::_foreach_addcmul.Tensor",
+        "aten::_foreach_addcmul_.Tensor",
     }
 )
 # How many values of an operator's run-time numbers are checked against its meta kernel before they are trusted.
@@ -141,8 +145,10 @@ class Recorder:
             return kind
         if value.device.type != "ltc":
             return self._foreign(value, operator)
-        number = self.value_of(buffer_of(value), spec_of(value))
-        value._ltc = number
+        # The tensor's own number comes first: after a resize, buffer and geometry alone do not tell it from a view.
+        number: int = getattr(value, "_ltc", -1)
+        if number < self.base:
+            number = value._ltc = self.value_of(buffer_of(value), spec_of(value))
         return number - self.base
 
     def value_of(self, buffer: Buffer, spec: Spec) -> int:

@@ -21,7 +21,7 @@ from torch_ltc.lowering.interface import Backend
 from torch_ltc.testing import backends
 from torch_ltc.testing.operators import run_unit
 from torch_ltc.testing.probe import Probe, opened
-from torch_ltc.testing.records import AnyUnit, Result, Unit
+from torch_ltc.testing.records import READY, AnyUnit, Result, Unit
 from torch_ltc.testing.semantics.runner import run_case
 
 
@@ -40,7 +40,8 @@ def serve(
     time_limit_s: float,
     physical: Mapping[str, str | int],
 ) -> None:
-    """Runs units of one backend and sends a result of each; ends the process when one takes too long.
+    """Says when it is ready, then runs units of one backend and sends a result of each; ends the process when one takes
+    too long.
 
     `physical` are the settings that choose the physical device.
     """
@@ -51,6 +52,7 @@ def serve(
     # The first unit pays for loading the backend, and a backend may hang there too.
     faulthandler.dump_traceback_later(time_limit_s + START_S, exit=True, file=log)
     with settings.scope(**physical), opened(units[0].device, _backend(units[0])) as probe:
+        sending.send(READY)
         for unit in units:
             log.seek(0)
             log.truncate()

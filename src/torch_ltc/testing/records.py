@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 DTYPES = ("float32", "bfloat16", "int64", "bool", "complex64")
+READY = "ready"
+"""What a worker process sends when it has loaded its backend."""
 FAILURES_KEPT = 60
 """More failures of one unit than this are counted, not described."""
 

@@ -130,6 +130,7 @@ class _Worker:
     def __init__(self, units: list[AnyUnit], time_limit_s: float) -> None:
         self.remaining = list(units)
         self.ended = False
+        self._ready = False
         self._time_limit_s = time_limit_s
         descriptor, path = tempfile.mkstemp(prefix="conformance-", suffix=".log")
         os.close(descriptor)
@@ -148,13 +149,16 @@ class _Worker:
         if not self.connection.poll():
             return self._end(timed_out=True) if time.monotonic() > self._deadline_s else None
         try:
-            result: Result = self.connection.recv()
+            message: Result | str = self.connection.recv()
         except (EOFError, ConnectionResetError):
             self._process.join(timeout=GRACE_S)
             return self._end(timed_out=False)
-        self.remaining.pop(0)
         self._deadline_s = time.monotonic() + self._time_limit_s + GRACE_S
-        return result
+        if isinstance(message, str):
+            self._ready = True
+            return None
+        self.remaining.pop(0)
+        return message
 
     def stop(self) -> None:
         """Ends the process; what it still had to do stays in `remaining`."""
@@ -169,6 +173,9 @@ class _Worker:
         code = self._process.exitcode
         last_words = _last_words(self._log.read_text(errors="replace").splitlines())
         self.stop()
+        if not self._ready:
+            # The next one would not start either.
+            raise LtcError(f"a worker process ended with status {code} before it could begin\n{last_words}")
         if not self.remaining:
             return None
         result = Result(self.remaining.pop(0))

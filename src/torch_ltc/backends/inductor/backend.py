@@ -25,7 +25,6 @@ from torch_ltc.lowering.data import BackendData
 from torch_ltc.lowering.decompositions import only_ours
 from torch_ltc.lowering.interface import Backend, Form
 from torch_ltc.program.instruction import Call, Program
-from torch_ltc.program.spec import Spec
 
 # Compiling with PyTorch's lock held keeps apart from a torch.compile on another thread. That thread may itself wait for
 # the device, so that the lock is not waited for without end.
@@ -37,6 +36,8 @@ _PATCHES: dict[str, Any] = {
     "keep_output_stride": True,
     # Half precision is rounded after every call, as eager does; else a value and its cast to float32 differ.
     "emulate_precision_casts": True,
+    # The function looks at the layout of its inputs itself, and corrects it.
+    "size_asserts": False,
     # Random calls do not come here. If Inductor makes one of its own it draws as eager does.
     "fallback_random": True,
     # Recorded graphs of device calls would keep the memory of inputs, which other programs replace.
@@ -50,9 +51,14 @@ class InductorBackend(Backend):
     name = "inductor"
     form = Form.FUNCTIONAL
 
+    def __init__(self) -> None:
+        # Settings of `torch._inductor.config`, by name, that count for programs compiled from now on. Those that the
+        # user's thread has set do not reach the thread that compiles.
+        self.options: dict[str, Any] = {}
+
     def decompositions(self) -> Mapping[OpOverload, Callable[..., Any]]:
-        """Inductor takes operators apart itself."""
-        return only_ours()
+        """Next to none: Inductor takes operators apart itself."""
+        return _WHOLE
 
     def supports(self, call: Call) -> bool:
         """Everything but calls whose data could end the process."""
@@ -69,7 +75,7 @@ class InductorBackend(Backend):
 
         readable = built.module.code
         try:
-            with _compiler_lock(), _quiet(), torch.no_grad(), inductor_config.patch(_PATCHES):
+            with _compiler_lock(), _quiet(), torch.no_grad(), inductor_config.patch({**_PATCHES, **self.options}):
                 # Without symbols for sizes, which there are none of, Inductor uses none of its caches.
                 with FakeTensorMode(shape_env=ShapeEnv()):
                     examples = example_inputs(program)
@@ -80,12 +86,34 @@ class InductorBackend(Backend):
         return InductorFunction(program, built, compiled, source or readable)
 
 
+class _Whole(Mapping[OpOverload, Callable[..., Any]]):
+    """A table that keeps every operator whole, also those that PyTorch would take apart by itself, but for the few that
+    PyTorch has nothing for."""
+
+    def __getitem__(self, op: OpOverload) -> Callable[..., Any]:
+        return only_ours().get(op, _not_taken_apart)
+
+    def __iter__(self) -> Iterator[OpOverload]:
+        return iter(only_ours())
+
+    def __len__(self) -> int:
+        return len(only_ours())
+
+
+def _not_taken_apart(*args: Any, **kwargs: Any) -> Any:
+    return NotImplemented
+
+
+_WHOLE = _Whole()
+
+
 class InductorFunction:
     """Runs a compiled program."""
 
     def __init__(self, program: Program, built: Built, compiled: Callable[..., Sequence[Any]], text: str) -> None:
         self._compiled = compiled
         self._specs = [i.spec for i in program.inputs] + [i.spec for i in program.numbers]
+        self._strides = [spec.stride for spec in self._specs]
         self._updated = frozenset(update.input for update in program.updates)
         self._checked = built.checked
         self._text = text
@@ -94,19 +122,20 @@ class InductorFunction:
     def __call__(self, *given: Any) -> list[Any]:
         """Run once. Inputs that the program updates are written to, unless it raises because of their data."""
         tensors = list(given)
-        for position, held in enumerate(given):
-            if isinstance(held, BackendData):
-                tensors[position] = self._own(position, held, self._specs[position])
+        for position, (held, stride) in enumerate(zip(given, self._strides, strict=True)):
+            if isinstance(held, BackendData) or held.stride() != stride:
+                tensors[position] = self._own(position, held)
         returned = self._compiled(*tensors)
         if self._checked and returned[-1].item():
             raise IndexError(_WRONG_DATA)
         return [returned[place] if place >= 0 else tensors[-1 - place] for place in self._results]
 
-    def _own(self, position: int, held: BackendData, spec: Spec) -> torch.Tensor:
-        """Data of another backend as a tensor that may be written to, if the program does."""
-        tensor = held.tensor()
-        if position in self._updated or tensor.stride() != spec.stride:
-            tensor = laid_out(tensor, spec)
+    def _own(self, position: int, held: torch.Tensor | BackendData) -> torch.Tensor:
+        """Data as the code expects it, though another backend holds it or it lies in memory in another way. What the
+        program writes to is a copy."""
+        tensor = held.tensor() if isinstance(held, BackendData) else held
+        if position in self._updated or tensor.stride() != self._strides[position]:
+            tensor = laid_out(tensor, self._specs[position])
         return tensor
 
     def text(self) -> str:

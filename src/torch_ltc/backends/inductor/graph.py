@@ -122,7 +122,7 @@ class _Builder:
         if key not in self._fixed:
             if isinstance(condition, Probability):
                 wrong = self._call(aten.logical_not.default, self._between(node, 0, 1))
-                self._fixed[key] = node
+                self._fixed[key] = self._call(aten.masked_fill.Scalar, node, wrong, 0.5)
             else:
                 wrong, self._fixed[key] = self._meet_range(call, condition, node)
             self._note(wrong)

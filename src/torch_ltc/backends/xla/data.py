@@ -17,14 +17,13 @@ from jax import Array
 from torch_ltc.backends.xla.rules_memory import memory_order
 from torch_ltc.errors import BackendError
 from torch_ltc.lowering.data import BackendData, BackendDevice, DataState
-from torch_ltc.program.spec import Spec
+from torch_ltc.program.spec import Spec, contiguous_strides, make_spec
 
 
 @functools.lru_cache(maxsize=65536)
 def order_of(spec: Spec) -> tuple[int, ...]:
     """The dimensions of a tensor as they follow each other in memory; as they are for tensors with holes."""
-    dense = spec.covers_storage() and not (spec.conj or spec.neg)
-    order = memory_order(spec.size, spec.stride) if dense else None
+    order = memory_order(spec.size, spec.stride) if held_spec(spec) is spec else None
     return tuple(range(len(spec.size))) if order is None else tuple(order)
 
 
@@ -33,6 +32,15 @@ def inverse_of(spec: Spec) -> tuple[int, ...]:
     """The permutation that undoes `order_of`."""
     order = order_of(spec)
     return tuple(sorted(range(len(order)), key=order.__getitem__))
+
+
+@functools.lru_cache(maxsize=65536)
+def held_spec(spec: Spec) -> Spec:
+    """How an array for a tensor of this geometry lies in memory: as the tensor does, or without its holes."""
+    dense = memory_order(spec.size, spec.stride) is not None and spec.covers_storage()
+    if dense and not (spec.conj or spec.neg):
+        return spec
+    return make_spec(spec.dtype, spec.size, contiguous_strides(spec.size))
 
 
 class JaxData(BackendData):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -11,30 +11,34 @@ import torch
 from jax import Array
 from jax.sharding import SingleDeviceSharding
 
-from torch_ltc.backends.xla.data import JaxData, array_of, copied, inverse_of, jax_device, order_of
-from torch_ltc.backends.xla.lowering import array_function, has_rule
+from torch_ltc.backends.xla.data import JaxData, array_of, copied, held_spec, inverse_of, jax_device, order_of
+from torch_ltc.backends.xla.lowering import Lowering, has_rule
 from torch_ltc.backends.xla.promotion import jax_dtype
 from torch_ltc.lowering.data import BackendData, BackendDevice
 from torch_ltc.program.instruction import Program
+from torch_ltc.program.spec import Spec
 
 __all__ = ["Executable", "has_rule"]
 
-
 # XLA would keep half-precision values of a fused computation in float32; PyTorch rounds after each call.
 _OPTIONS: dict[str, bool | str] = {"xla_allow_excess_precision": False}
+Held = torch.Tensor | BackendData
 
 
 class Executable:
-    """A compiled program. Called with a tensor or handle per input, then a tensor without dimensions per number."""
+    """A compiled program. Called with a tensor or handle per input, then a tensor without dimensions per number.
+
+    A call that fails raises and has changed none of its inputs.
+    """
 
     def __init__(self, program: Program) -> None:
-        specs = program.specs()
+        self._program = program
         self._inputs = [instruction.spec for instruction in program.inputs]
-        self._results = [specs[number] for number in program.results]
+        self._results = _result_specs(program)
+        self._outputs = len(program.outputs)
         self._device = BackendDevice.of(program.device)
-        self._torch_device = program.device
-        # The input whose memory each updated result may take: position of the result by position of the input.
-        self._reused = {update.input: len(program.outputs) + i for i, update in enumerate(program.updates)}
+        # The result that may take the memory of an input, by the position of the input.
+        self._reused = {update.input: self._outputs + i for i, update in enumerate(program.updates)}
         # PyTorch has 64-bit types everywhere. The rest of the process keeps its own setting.
         with jax.enable_x64(True):
             placed = SingleDeviceSharding(jax_device(program.device))
@@ -43,7 +47,7 @@ class Executable:
                 for spec in self._inputs
             ]
             given += [jax.ShapeDtypeStruct((), jax_dtype(number.spec.dtype)) for number in program.numbers]
-            jitted = jax.jit(_in_memory_order(program), donate_argnums=program.donated, out_shardings=placed)
+            jitted = jax.jit(self._traced, donate_argnums=program.donated, out_shardings=placed)
             self._lowered = jitted.lower(*given)
             self._compiled = self._lowered.compile(_OPTIONS)
 
@@ -51,24 +55,41 @@ class Executable:
         """The program in XLA's own language."""
         return str(self._lowered.as_text())
 
+    def _traced(self, *given: Array) -> tuple[list[Array], Array | None]:
+        """The program on arrays that are arranged as their tensors lie in memory."""
+        count = len(self._inputs)
+        arrays = [jnp.transpose(array, inverse_of(spec)) for spec, array in zip(self._inputs, given, strict=False)]
+        results, failed = Lowering(self._program).run(*arrays, *given[count:])
+        arranged = [jnp.transpose(r, order_of(spec)) for r, spec in zip(results, self._results, strict=True)]
+        if failed is not None:
+            # What is donated has no other copy: after a failure it must hold what it held.
+            for position, result in self._reused.items():
+                arranged[result] = jnp.where(failed, given[position], arranged[result])
+        # New values of inputs first: JAX gives the memory of a donated input to the first result that it fits.
+        return _distinct(arranged[self._outputs :] + arranged[: self._outputs], given), failed
+
     def __call__(self, *given: Any) -> list[JaxData]:
         """Run; returns a handle per result."""
         with jax.enable_x64(True):
             count = len(self._inputs)
-            held: Sequence[torch.Tensor | BackendData] = given[:count]
+            held: Sequence[Held] = given[:count]
             arrays = [self._array(position, item) for position, item in enumerate(held)]
-            results = self._compiled(*arrays, *(number.numpy() for number in given[count:]))
+            results, failed = self._compiled(*arrays, *(number.numpy() for number in given[count:]))
             # Inputs may share memory with tensors that are written to as soon as this returns.
             jax.block_until_ready(results)
-        return self._handles(held, results)
+            updated = len(results) - self._outputs
+            handles = self._handles(held, results[updated:] + results[:updated])
+            if failed is not None and bool(failed):
+                raise IndexError("an index is out of range, or an integer was divided by zero")
+        return handles
 
-    def _array(self, position: int, item: torch.Tensor | BackendData) -> Array:
+    def _array(self, position: int, item: Held) -> Array:
         array = array_of(item, self._inputs[position])
         if position in self._reused and not _is_ours(item):
             return copied(array)
         return array
 
-    def _handles(self, held: Sequence[torch.Tensor | BackendData], results: Sequence[Array]) -> list[JaxData]:
+    def _handles(self, held: Sequence[Held], results: Sequence[Array]) -> list[JaxData]:
         handles = [JaxData(self._device, spec, array) for spec, array in zip(self._results, results, strict=True)]
         for position, result in self._reused.items():
             item = held[position]
@@ -79,27 +100,17 @@ class Executable:
         return handles
 
 
-def _is_ours(item: torch.Tensor | BackendData) -> bool:
+def _result_specs(program: Program) -> list[Spec]:
+    """How the results lie in memory: outputs as recorded, new values of inputs as the inputs do."""
+    specs = program.specs()
+    inputs = program.inputs
+    outputs = [specs[number] for number in program.outputs]
+    return [held_spec(spec) for spec in (*outputs, *(inputs[update.input].spec for update in program.updates))]
+
+
+def _is_ours(item: Held) -> bool:
     """Whether XLA may reuse the memory: it is a JAX array that no tensor shares."""
     return isinstance(item, JaxData) and not item.shared
-
-
-def _in_memory_order(program: Program) -> Callable[..., list[Array]]:
-    """The program's function on arrays that are arranged as their tensors lie in memory."""
-    run = array_function(program)
-    specs = program.specs()
-    inputs = [instruction.spec for instruction in program.inputs]
-
-    def function(*given: Array) -> list[Array]:
-        arrays = [jnp.transpose(array, inverse_of(spec)) for spec, array in zip(inputs, given, strict=False)]
-        results = run(*arrays, *given[len(inputs) :])
-        arranged = [
-            jnp.transpose(result, order_of(specs[number]))
-            for number, result in zip(program.results, results, strict=True)
-        ]
-        return _distinct(arranged, given)
-
-    return function
 
 
 def _distinct(results: list[Array], given: Sequence[Array]) -> list[Array]:

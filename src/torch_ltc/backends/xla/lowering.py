@@ -5,9 +5,10 @@ The function is what JAX traces: everything here runs once per compilation, not 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+import jax.numpy as jnp
 from jax import Array
 
 from torch_ltc.backends.xla import (  # each fills the table  # noqa: F401
@@ -24,6 +25,7 @@ from torch_ltc.backends.xla import (  # each fills the table  # noqa: F401
     rules_shape,
     rules_special,
 )
+from torch_ltc.backends.xla.checks import CHECKS
 from torch_ltc.backends.xla.promotion import DTYPES, cast, jax_dtype
 from torch_ltc.backends.xla.rules_memory import memory_of
 from torch_ltc.backends.xla.table import RULES, Wants
@@ -38,33 +40,33 @@ def has_rule(call: Call) -> bool:
     return known and call.op in RULES
 
 
-def array_function(program: Program) -> Callable[..., list[Array]]:
-    """The program as a function from its inputs and numbers to its results."""
-    return _Lowering(program).run
+class Lowering:
+    """A program as a function of arrays."""
 
-
-class _Lowering:
     def __init__(self, program: Program) -> None:
         self._program = program
         self._specs = program.specs()
         self._owners = _memory_owners(program)
 
-    def run(self, *given: Array) -> list[Array]:
-        """What JAX traces: one array per input, then one per number."""
+    def run(self, *given: Array) -> tuple[list[Array], Array | None]:
+        """From one array per input, then one per number, to the results and whether a call would fail in eager; None
+        if no call can. This is what JAX traces."""
         program = self._program
         numbers = [i.number for i in program.inputs] + [i.number for i in program.numbers]
         values: dict[int, Array] = dict(zip(numbers, given, strict=True))
+        failures: list[Array] = []
         for call in program.calls:
             try:
-                self._run_call(call, values)
+                self._run_call(call, values, failures)
             except Exception as error:
                 reason = str(error).strip().split("\n")[0]
                 raise CompileError(
                     f"the rule of {call.name} failed: {type(error).__name__}: {reason}", source=str(call.source)
                 ) from error
-        return [values[number] for number in program.results]
+        failed = jnp.any(jnp.stack(failures)) if failures else None
+        return [values[number] for number in program.results], failed
 
-    def _run_call(self, call: Call, values: dict[int, Array]) -> None:
+    def _run_call(self, call: Call, values: dict[int, Array], failures: list[Array]) -> None:
         rule = RULES[call.op]
         args = [_filled(operand, values) for operand in call.args]
         kwargs = {name: _filled(operand, values) for name, operand in call.kwargs.items()}
@@ -74,6 +76,10 @@ class _Lowering:
             args[0] = memory_of(values[owner], self._specs[owner], self._specs[number])
         elif rule.wants is Wants.SPEC:
             kwargs["spec"] = self._specs[call.operands[0]]
+        check = CHECKS.get(call.op)
+        failure = None if check is None else check(*args, **kwargs)
+        if failure is not None:
+            failures.append(failure)
         results = rule.function(*args, **kwargs)
         flat = _flattened(results, call)
         for item, number, result in zip(call.flat_returns, call.numbers, flat, strict=True):

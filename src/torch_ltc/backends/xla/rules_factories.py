@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 import torch
 from jax import Array
 
@@ -86,6 +87,18 @@ def arange(
     target = _dtype(dtype, jnp.int64 if whole else jnp.float32)
     # Wider than the result: PyTorch multiplies in double precision.
     return jnp.arange(start, end, step, dtype=jnp.int64 if whole else jnp.float64).astype(target)
+
+
+@rule("tril_indices")
+def tril_indices(rows: int, columns: int, offset: int = 0, **placement: Any) -> Array:
+    """The places of a lower triangle: one row of rows, one of columns."""
+    return jnp.asarray(np.stack(np.tril_indices(rows, offset, columns)))
+
+
+@rule("triu_indices")
+def triu_indices(rows: int, columns: int, offset: int = 0, **placement: Any) -> Array:
+    """The places of an upper triangle: one row of rows, one of columns."""
+    return jnp.asarray(np.stack(np.triu_indices(rows, offset, columns)))
 
 
 @rule("prims:iota")

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from torch_ltc.backends.xla.promotion import is_complex
+from torch_ltc.backends.xla.promotion import is_complex, widen
 from torch_ltc.backends.xla.rules_matmul import matmul
 from torch_ltc.backends.xla.table import Wants, rule
 from torch_ltc.program.spec import Spec, row_major
@@ -300,7 +300,7 @@ def slogdet(x: Array, *, spec: Spec) -> tuple[Array, Array, Array, Array]:
 @rule("linalg_matrix_exp")
 def matrix_exp(x: Array) -> Array:
     """The matrix exponential."""
-    return x if x.size == 0 else jax.scipy.linalg.expm(x)
+    return x if x.size == 0 else jax.scipy.linalg.expm(widen(x))
 
 
 @rule("linalg_pinv.atol_rtol_tensor")

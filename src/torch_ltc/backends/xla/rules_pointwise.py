@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ from jax import Array, lax
 from torch_ltc.backends.xla.promotion import (
     Operand,
     cast,
+    category,
     is_complex,
     is_floating,
     promote,
@@ -33,7 +35,6 @@ FLOAT_UNARY: dict[str, Callable[..., Any]] = {
     "atanh": jnp.arctanh,
     "cos": jnp.cos,
     "cosh": jnp.cosh,
-    "digamma": jax.scipy.special.digamma,
     "erf": jax.scipy.special.erf,
     "erfc": jax.scipy.special.erfc,
     "erfinv": jax.scipy.special.erfinv,
@@ -62,7 +63,6 @@ FLOAT_UNARY: dict[str, Callable[..., Any]] = {
     "tan": jnp.tan,
     "tanh": jnp.tanh,
 }
-
 
 
 def _sign(x: Array) -> Array:
@@ -228,9 +228,19 @@ def _floor_divide(a: Array, b: Array) -> Array:
 def power(x: Operand, y: Operand) -> Array:
     """`x ** y`."""
     dtype = result_dtype(x, y)
-    if isinstance(y, (int, float)) and not isinstance(y, bool) and y == int(y) and abs(y) <= 64:
-        return lax.integer_pow(cast(x, dtype), int(y))
-    return jnp.power(cast(x, dtype), cast(y, dtype))
+    base, exponent = cast(x, dtype), cast(y, dtype)
+    if category(dtype) == 1:
+        return _integer_power(base, exponent)
+    if isinstance(y, (int, float)) and math.isfinite(y) and y == int(y) and abs(y) <= 64:
+        return lax.integer_pow(base, int(y))
+    return jnp.power(base, exponent)
+
+
+def _integer_power(base: Array, exponent: Array) -> Array:
+    # One over an integer is zero, but for one and minus one.
+    sign = jnp.where((base == -1) & (exponent % 2 != 0), -1, 1).astype(base.dtype)
+    inverse = jnp.where(jnp.abs(base) == 1, sign, 0)
+    return jnp.where(exponent < 0, inverse, jnp.power(base, jnp.maximum(exponent, 0)))
 
 
 @rule("ldexp.Tensor")

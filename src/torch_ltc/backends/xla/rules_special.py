@@ -192,12 +192,19 @@ def _zeta(s: Array, q: Array) -> Array:
     return jnp.where(defined, jnp.where(pole, jnp.inf, extra + lax.zeta(s, place)), jnp.nan)
 
 
+@rule("digamma")
+def digamma(x: Array) -> Array:
+    """The derivative of the logarithm of the gamma function; infinite at zero."""
+    wide = widen(x)
+    return jnp.where(wide == 0, -jnp.copysign(jnp.inf, wide), jax.scipy.special.digamma(wide))
+
+
 @rule("polygamma")
 def polygamma(order: int, x: Array) -> Array:
     """The derivative of this order of the digamma function."""
     wide = widen(x)
     if order == 0:
-        return jax.scipy.special.digamma(wide)
+        return digamma(wide)
     if order == 1:
         # Reflection: the series behind zeta() wants positive arguments.
         mirrored = jnp.where(wide < 0.5, 1 - wide, wide)

@@ -12,7 +12,7 @@ from torch_ltc.errors import LtcError
 from torch_ltc.lowering.calls import run_call
 from torch_ltc.lowering.data import BackendData, alias_physical
 from torch_ltc.lowering.functionalize import Functional, Parameter
-from torch_ltc.lowering.interface import Arguments, Computation, Held, Outcome, ProgramFunction
+from torch_ltc.lowering.interface import Arguments, Backend, Computation, Held, Outcome, ProgramFunction
 from torch_ltc.lowering.partition import Part
 from torch_ltc.lowering.results import check_count, check_result, fitted
 from torch_ltc.program.instruction import Call, Program, Value
@@ -34,11 +34,12 @@ class FunctionalComputation(Computation):
     """A program in functional form. Nothing is written before every part has run, except by a function that returns the
     very tensor it was given: that one has been written in place."""
 
-    def __init__(self, backend: str, recorded: Program, functional: Functional, parts: list[CompiledPart]) -> None:
+    def __init__(self, backend: Backend, recorded: Program, functional: Functional, parts: list[CompiledPart]) -> None:
         self.program = recorded
         self.functional = functional
-        self.restored = inputs_at_risk(functional.program, functional.parameters)
-        self._backend = backend
+        self.keeps_inputs = backend.keeps_inputs and _nothing_fails_late(parts)
+        self.restored = () if self.keeps_inputs else inputs_at_risk(functional.program, functional.parameters)
+        self._backend = backend.name
         self._parts = parts
         self._pure = functional.program
         recorded_specs = recorded.specs()
@@ -149,6 +150,13 @@ class _Memory:
 def _is_small_part(tensor: torch.Tensor, spec: Spec) -> bool:
     """True for a view into memory that is much larger than itself, which it would keep alive."""
     return int(tensor.untyped_storage().nbytes()) > 2 * spec.extent() * spec.dtype.itemsize + 1024
+
+
+def _nothing_fails_late(parts: list[CompiledPart]) -> bool:
+    """True when the backend runs one part, and no call that may fail comes after it."""
+    places = [i for i, compiled in enumerate(parts) if compiled.function is not None]
+    later = [compiled.part.direct for compiled in parts[places[0] + 1 :]] if places else []
+    return len(places) <= 1 and not any(call is not None and may_fail(call) for call in later)
 
 
 def inputs_at_risk(program: Program, parameters: tuple[Parameter, ...]) -> tuple[int, ...]:

@@ -401,7 +401,7 @@ class _Writer(TorchDispatchMode):
         kwargs = kwargs or {}
         if self._silent:
             return op(*args, **kwargs)
-        random = is_random(op)
+        random = is_random(op, args, kwargs)
         if not random:
             taken_apart = self._table.get(op)
             with self:
@@ -423,7 +423,7 @@ class _Writer(TorchDispatchMode):
         returns, numbers = self._returns(op, out)
         if op._schema.returns and all(number < 0 for number in numbers):
             return
-        random = is_random(op)
+        random = is_random(op, args, kwargs)
         if random and "generator" in named:
             named["generator"] = DEVICE_GENERATOR
         self._random |= random
@@ -474,6 +474,12 @@ class _Writer(TorchDispatchMode):
         return returns, tuple(numbers)
 
 
-def is_random(op: OpOverload) -> bool:
-    """True for operators that draw random numbers."""
-    return torch.Tag.nondeterministic_seeded in op.tags
+def is_random(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """True for calls that draw random numbers: attention without dropout does not."""
+    if torch.Tag.nondeterministic_seeded not in op.tags:
+        return False
+    for position, argument in enumerate(op._schema.arguments):
+        if argument.name == "dropout_p":
+            given = args[position] if position < len(args) else kwargs.get("dropout_p", argument.default_value)
+            return bool(given != 0)
+    return True

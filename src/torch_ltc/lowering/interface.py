@@ -85,6 +85,11 @@ class Arguments:
         self.replaceable = replaceable
         self._inputs: list[torch.Tensor | LtcError] | None = None
 
+    def tensor(self, position: int) -> torch.Tensor | LtcError:
+        """A PyTorch tensor, or the error that lost it, for one input."""
+        held = self.held[position]
+        return held.tensor() if isinstance(held, BackendData) else held
+
     @property
     def inputs(self) -> list[torch.Tensor | LtcError]:
         """A PyTorch tensor, or the error that lost it, per input."""
@@ -110,6 +115,8 @@ class Computation(abc.ABC):
     # Positions of the inputs that must be saved before a run, because a failing call may come after they were written
     # to. None: as the order of the recorded program says.
     restored: tuple[int, ...] | None = None
+    # True if a run that raises has left its inputs as they were.
+    keeps_inputs: bool = False
 
     @abc.abstractmethod
     def run(self, arguments: Arguments) -> Outcome:
@@ -220,6 +227,8 @@ class Backend(abc.ABC):
     form: Form = Form.RECORDED
     # Whether the random numbers of a program that it compiles are those of eager for the same seed.
     eager_random: bool = True
+    # True if a function that raises has left every input that it was given as it was: nothing is saved before it runs.
+    keeps_inputs: bool = False
     # False for a backend whose results are not meant to be right.
     computes: bool = True
 

@@ -69,7 +69,7 @@ def lower(backend: Backend, program: Program, numbers: list[object], varying: se
     if missing and strict:
         raise UnsupportedCallError(_missing_text(backend, missing), source=str(missing[0].source))
     compiled = [_compiled_part(backend, part) for part in parts]
-    computation = FunctionalComputation(backend.name, program, functional, compiled)
+    computation = FunctionalComputation(backend, program, functional, compiled)
     note = f"{_missing_text(backend, missing)}\n  PyTorch's kernels run them instead" if missing else ""
     return Lowered(computation, functional.fixed, note)
 

@@ -76,6 +76,9 @@ class Buffer:
             data = data.tensor()
         if spec is self.spec:
             return data
+        if not data.untyped_storage().resizable() and spec.extent() > self.spec.extent():
+            # Memory that another library made, and that a resize has to leave.
+            data = self.data = data.clone(memory_format=torch.preserve_format)
         return alias_physical(data, spec)
 
     def held(self, spec: Spec, device: torch.device) -> torch.Tensor | BackendData:

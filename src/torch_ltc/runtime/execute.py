@@ -198,9 +198,9 @@ class _Saved:
     def __init__(self, entry: Entry, lowered: Lowered, arguments: Arguments) -> None:
         chosen = lowered.computation.restored
         positions = entry.restored if chosen is None else chosen
-        if not lowered.proven:
+        if not lowered.proven and not lowered.computation.keeps_inputs:
             positions = entry.written_positions
-        tensors: list[Any] = [arguments.inputs[position] for position in positions] if positions else []
+        tensors: list[Any] = [arguments.tensor(position) for position in positions]
         self._storages = [tensor.untyped_storage() for tensor in tensors]
         self._values = [storage.clone() for storage in self._storages]
         self._generator = arguments.generator if entry.program.random else None

@@ -96,8 +96,6 @@ def masked_scatter(x: Array, mask: Array, source: Array) -> Array:
 @check(
     "div.Tensor_mode",
     "div.Scalar_mode",
-    "floor_divide",
-    "floor_divide.Scalar",
     "remainder.Tensor",
     "remainder.Scalar",
     "remainder.Scalar_Tensor",

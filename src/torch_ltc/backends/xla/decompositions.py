@@ -31,6 +31,9 @@ _TAKEN_APART = (
 # Operators that the core ATen set takes apart although one rule does it better.
 _KEPT = (
     "_safe_softmax",
+    "_scaled_dot_product_flash_attention_for_cpu",
+    "_unsafe_index",
+    "_unsafe_index_put",
     "embedding_dense_backward",
     "index_add",
     "index_copy",
@@ -42,9 +45,6 @@ _KEPT = (
     "upsample_bicubic2d",
     "upsample_bilinear2d",
     "upsample_linear1d",
-    "upsample_nearest1d",
-    "upsample_nearest2d",
-    "upsample_nearest3d",
     "upsample_trilinear3d",
 )
 

@@ -13,7 +13,7 @@ from jax.sharding import SingleDeviceSharding
 
 from torch_ltc.backends.xla.data import JaxData, array_of, copied, held_spec, inverse_of, jax_device, order_of
 from torch_ltc.backends.xla.lowering import Lowering, has_rule
-from torch_ltc.backends.xla.promotion import jax_dtype
+from torch_ltc.backends.xla.promotion import all_bits, jax_dtype
 from torch_ltc.lowering.data import BackendData, BackendDevice
 from torch_ltc.program.instruction import Program
 from torch_ltc.program.spec import Spec
@@ -39,8 +39,7 @@ class Executable:
         self._device = BackendDevice.of(program.device)
         # The result that may take the memory of an input, by the position of the input.
         self._reused = {update.input: self._outputs + i for i, update in enumerate(program.updates)}
-        # PyTorch has 64-bit types everywhere. The rest of the process keeps its own setting.
-        with jax.enable_x64(True):
+        with all_bits():
             placed = SingleDeviceSharding(jax_device(program.device))
             given = [
                 jax.ShapeDtypeStruct([spec.size[d] for d in order_of(spec)], jax_dtype(spec.dtype), sharding=placed)
@@ -70,7 +69,7 @@ class Executable:
 
     def __call__(self, *given: Any) -> list[JaxData]:
         """Run; returns a handle per result."""
-        with jax.enable_x64(True):
+        with all_bits():
             count = len(self._inputs)
             held: Sequence[Held] = given[:count]
             arrays = [self._array(position, item) for position, item in enumerate(held)]

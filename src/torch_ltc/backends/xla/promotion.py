@@ -7,6 +7,8 @@ integers to float64 where PyTorch takes float32. Rules bring their operands to o
 from __future__ import annotations
 
 import functools
+import importlib
+from contextlib import AbstractContextManager
 from typing import Any, TypeAlias
 
 import jax
@@ -38,6 +40,14 @@ DTYPES: dict[torch.dtype, Any] = {
 }
 
 _PYTHON_DTYPES = {bool: jnp.bool_, int: jnp.int64, float: jnp.float32, complex: jnp.complex64}
+
+
+def all_bits() -> AbstractContextManager[None]:
+    """While the block runs, JAX has 64-bit types, as PyTorch has. The rest of the process keeps its own setting."""
+    # The name that came first has gone from later versions.
+    home: Any = jax if hasattr(jax, "enable_x64") else importlib.import_module("jax.experimental")
+    context: AbstractContextManager[None] = home.enable_x64(True)
+    return context
 
 
 def jax_dtype(dtype: torch.dtype) -> Any:

@@ -40,16 +40,10 @@ def scalar_tensor(value: Operand, *, dtype: torch.dtype | None = None, **placeme
     return cast(value, _dtype(dtype, _kind(value)))
 
 
-@rule("empty.memory_format", "zeros", "_efficientzerotensor")
+@rule("empty.memory_format", "_efficientzerotensor")
 def empty(size: Sequence[int], *, dtype: torch.dtype | None = None, **placement: Any) -> Array:
     """Zeros: memory without a value does not exist here."""
     return jnp.zeros(tuple(size), _dtype(dtype, jnp.float32))
-
-
-@rule("ones")
-def ones(size: Sequence[int], *, dtype: torch.dtype | None = None, **placement: Any) -> Array:
-    """Ones."""
-    return jnp.ones(tuple(size), _dtype(dtype, jnp.float32))
 
 
 @rule("empty_strided", "empty_permuted")
@@ -58,24 +52,12 @@ def empty_strided(size: Sequence[int], order: object, *, dtype: torch.dtype | No
     return empty(size, dtype=dtype)
 
 
-@rule("new_empty", "new_zeros")
-def new_empty(x: Array, size: Sequence[int], *, dtype: torch.dtype | None = None, **placement: Any) -> Array:
-    """Zeros in the dtype of `x`."""
-    return jnp.zeros(tuple(size), _dtype(dtype, x.dtype))
-
-
 @rule("new_empty_strided")
 def new_empty_strided(
     x: Array, size: Sequence[int], stride: object, *, dtype: torch.dtype | None = None, **placement: Any
 ) -> Array:
     """Zeros in the dtype of `x`."""
-    return new_empty(x, size, dtype=dtype)
-
-
-@rule("empty_like", "zeros_like")
-def empty_like(x: Array, *, dtype: torch.dtype | None = None, **placement: Any) -> Array:
-    """Zeros in the shape of `x`."""
-    return jnp.zeros(x.shape, _dtype(dtype, x.dtype))
+    return jnp.zeros(tuple(size), _dtype(dtype, x.dtype))
 
 
 @rule("arange.start_step")

@@ -112,7 +112,7 @@ def eig(x: Array) -> tuple[Array, Array]:
     return values, vectors
 
 
-@rule("_linalg_eigvals", "linalg_eigvals")
+@rule("_linalg_eigvals")
 def eigvals(x: Array) -> Array:
     """Eigenvalues."""
     return jnp.linalg.eigvals(x)

@@ -23,22 +23,10 @@ def matmul(x: Array, y: Array) -> Array:
     return jnp.matmul(x, y, precision=_PRECISION, preferred_element_type=wide)
 
 
-@rule("mm", "bmm", "mv", "dot", "linalg_matmul", "matmul")
+@rule("mm", "bmm")
 def mm(x: Array, y: Array) -> Array:
     """Matrix product."""
     return matmul(x, y)
-
-
-@rule("vdot")
-def vdot(x: Array, y: Array) -> Array:
-    """Inner product, the first vector conjugated."""
-    return matmul(jnp.conj(x), y)
-
-
-@rule("addmm", "addmv", "baddbmm")
-def addmm(bias: Array, x: Array, y: Array, *, beta: Operand = 1, alpha: Operand = 1) -> Array:
-    """`beta * bias + alpha * x @ y`."""
-    return _added(bias, matmul(x, y), beta, alpha)
 
 
 @rule("addbmm")

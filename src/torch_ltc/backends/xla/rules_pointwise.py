@@ -15,7 +15,6 @@ from torch_ltc.backends.xla.promotion import (
     Operand,
     cast,
     category,
-    is_complex,
     is_floating,
     promote,
     promote_float,
@@ -52,7 +51,6 @@ FLOAT_UNARY: dict[str, Callable[..., Any]] = {
     "sigmoid": jax.nn.sigmoid,
     "sin": jnp.sin,
     "sinh": jnp.sinh,
-    "special_erfcx": jax.scipy.special.erfcx,
     "special_i0e": jax.scipy.special.i0e,
     "special_i1": jax.scipy.special.i1,
     "special_i1e": jax.scipy.special.i1e,
@@ -79,17 +77,13 @@ UNARY: dict[str, Callable[..., Any]] = {
     "angle": jnp.angle,
     "bitwise_not": jnp.invert,
     "ceil": jnp.ceil,
-    "conj_physical": jnp.conj,
     "floor": jnp.floor,
-    "imag": jnp.imag,
     "isinf": jnp.isinf,
     "isnan": jnp.isnan,
     "logical_not": jnp.logical_not,
     "neg": jnp.negative,
-    "real": jnp.real,
     "relu": lambda x: jnp.maximum(x, jnp.zeros((), x.dtype)),
     "round": jnp.round,
-    "sgn": lambda x: jnp.sign(x) if is_complex(x) else _sign(x),
     "sign": lambda x: _sign(x),
     "signbit": lambda x: jnp.signbit(x) if is_floating(x) else x < 0,
     "trunc": lambda x: jnp.trunc(x) if is_floating(x) else x,
@@ -166,6 +160,9 @@ def _float_binary(function: Callable[..., Any]) -> Callable[[Operand, Operand], 
     return lambda x, y: function(*promote_float(x, y))
 
 
+# Older versions of JAX do not have it.
+if hasattr(jax.scipy.special, "erfcx"):
+    FLOAT_UNARY["special_erfcx"] = jax.scipy.special.erfcx
 for _name, _function in FLOAT_UNARY.items():
     add_rules(_float_unary(_function), [_name])
 for _name, _function in UNARY.items():
@@ -190,12 +187,6 @@ def sub(x: Operand, y: Operand, alpha: Operand = 1) -> Array:
     return jnp.subtract(a, _scaled(b, alpha))
 
 
-@rule("rsub.Tensor", "rsub.Scalar")
-def rsub(x: Operand, y: Operand, alpha: Operand = 1) -> Array:
-    """`y - alpha * x`."""
-    return sub(y, x, alpha=alpha)
-
-
 def _scaled(x: Array, alpha: Operand) -> Array:
     return x if not isinstance(alpha, Array) and alpha == 1 else x * cast(alpha, x.dtype)
 
@@ -209,12 +200,6 @@ def div_mode(x: Operand, y: Operand, *, rounding_mode: str | None) -> Array:
     if rounding_mode == "floor":
         return _floor_divide(a, b)
     return jnp.trunc(a / b) if is_floating(a) else lax.div(a, b)
-
-
-@rule("floor_divide", "floor_divide.Scalar")
-def floor_divide(x: Operand, y: Operand) -> Array:
-    """Division rounded downward."""
-    return _floor_divide(*jnp.broadcast_arrays(*promote(x, y)))
 
 
 def _floor_divide(a: Array, b: Array) -> Array:
@@ -270,18 +255,6 @@ def clamp(x: Array, low: Operand | None = None, high: Operand | None = None) -> 
     if low is not None:
         result = jnp.maximum(result, cast(low, dtype))
     return result if high is None else jnp.minimum(result, cast(high, dtype))
-
-
-@rule("clamp_min", "clamp_min.Tensor")
-def clamp_min(x: Array, low: Operand) -> Array:
-    """`x`, at least `low`."""
-    return clamp(x, low)
-
-
-@rule("clamp_max", "clamp_max.Tensor")
-def clamp_max(x: Array, high: Operand) -> Array:
-    """`x`, at most `high`."""
-    return clamp(x, None, high)
 
 
 @rule("round.decimals")

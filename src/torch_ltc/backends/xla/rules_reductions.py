@@ -37,12 +37,6 @@ def sum_(x: Array, dims: Dims = None, keepdim: bool = False, *, dtype: torch.dty
     return jnp.sum(accumulated(x, dtype), axis=axes(x, dims), keepdims=keepdim)
 
 
-@rule("sum")
-def sum_all(x: Array, *, dtype: torch.dtype | None = None) -> Array:
-    """Sum of all elements."""
-    return jnp.sum(accumulated(x, dtype))
-
-
 @rule("mean")
 def mean_all(x: Array, *, dtype: torch.dtype | None = None) -> Array:
     """Mean of all elements."""
@@ -168,12 +162,6 @@ def min_dim(x: Array, dim: int, keepdim: bool = False) -> tuple[Array, Array]:
 def any_(x: Array, dims: Dims = None, keepdim: bool = False) -> Array:
     """Whether any element is not zero."""
     return jnp.any(x != 0, axis=axes(x, dims), keepdims=keepdim)
-
-
-@rule("all", "all.dim", "all.dims")
-def all_(x: Array, dims: Dims = None, keepdim: bool = False) -> Array:
-    """Whether no element is zero."""
-    return jnp.all(x != 0, axis=axes(x, dims), keepdims=keepdim)
 
 
 @rule("_softmax")

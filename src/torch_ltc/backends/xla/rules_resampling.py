@@ -156,7 +156,9 @@ _KINDS: list[tuple[str, Maker, int, bool]] = [
     ("_upsample_bicubic2d_aa", _BICUBIC_AA, 2, True),
 ]
 for _name, _make, _spatial, _aligned in _KINDS:
-    add_rules(_forward(_make, _spatial, _aligned), [_name])
+    # PyTorch takes the nearest pixel by indexing, always.
+    if "nearest" not in _name:
+        add_rules(_forward(_make, _spatial, _aligned), [_name])
     add_rules(_backward(_make, _spatial, _aligned), [f"{_name}_backward"])
 
 

@@ -15,7 +15,7 @@ from torch_ltc.backends.xla.promotion import Operand, cast, category, jax_dtype,
 from torch_ltc.backends.xla.table import rule
 
 
-@rule("alias", "clone", "detach", "lift_fresh", "lift_fresh_copy", "contiguous", "positive")
+@rule("alias", "clone", "lift_fresh", "lift_fresh_copy")
 def identity(x: Array, **layout: Any) -> Array:
     """`x` itself: how it lies in memory means nothing here."""
     return x
@@ -27,8 +27,8 @@ def copy(x: Array, source: Array, non_blocking: bool = False) -> Array:
     return jnp.broadcast_to(cast(source, x.dtype), x.shape)
 
 
-@rule("view", "_unsafe_view", "reshape", "_reshape_alias", "view_copy")
-def view(x: Array, size: Sequence[int], *strides: object) -> Array:
+@rule("view", "view_copy")
+def view(x: Array, size: Sequence[int]) -> Array:
     """`x` in another shape."""
     if -1 in size:
         known = math.prod(length for length in size if length != -1)
@@ -57,7 +57,7 @@ def view_dtype(x: Array, dtype: torch.dtype) -> Array:
     return jnp.reshape(result, (*x.shape[:-1], -1)) if ratio > 1 else result
 
 
-@rule("expand", "expand_copy")
+@rule("expand")
 def expand(x: Array, size: Sequence[int], *, implicit: bool = False) -> Array:
     """`x` repeated along new dimensions and dimensions of length one."""
     missing = len(size) - x.ndim
@@ -71,35 +71,16 @@ def permute(x: Array, dims: Sequence[int]) -> Array:
     return jnp.transpose(x, tuple(dims))
 
 
-@rule("t", "t_copy", "numpy_T")
-def t(x: Array) -> Array:
-    """The transposed matrix."""
-    return jnp.transpose(x)
-
-
-@rule("transpose.int", "transpose_copy.int")
-def transpose(x: Array, first: int, second: int) -> Array:
-    """`x` with two dimensions exchanged."""
-    return jnp.swapaxes(x, first, second) if x.ndim else x
-
-
-@rule("unsqueeze", "unsqueeze_copy")
+@rule("unsqueeze")
 def unsqueeze(x: Array, dim: int) -> Array:
     """`x` with a new dimension of length one."""
     return jnp.expand_dims(x, dim)
 
 
-@rule("squeeze", "squeeze_copy")
-def squeeze(x: Array) -> Array:
-    """`x` without its dimensions of length one."""
-    return jnp.squeeze(x)
-
-
-@rule("squeeze.dim", "squeeze.dims", "squeeze_copy.dim", "squeeze_copy.dims")
-def squeeze_dims(x: Array, dims: int | Sequence[int]) -> Array:
+@rule("squeeze.dims")
+def squeeze(x: Array, dims: Sequence[int]) -> Array:
     """`x` without those of these dimensions that have length one."""
-    chosen = [dims] if isinstance(dims, int) else dims
-    return jnp.squeeze(x, tuple(d % x.ndim for d in chosen if x.shape[d] == 1)) if x.ndim else x
+    return jnp.squeeze(x, tuple(d % x.ndim for d in dims if x.shape[d] == 1)) if x.ndim else x
 
 
 def bounds(length: int, start: int | None, end: int | None) -> tuple[int, int]:
@@ -131,14 +112,7 @@ def slice_scatter(
     return x.at[where].set(cast(source, x.dtype))
 
 
-@rule("select_scatter")
-def select_scatter(x: Array, source: Array, dim: int, index: int) -> Array:
-    """`x` with the sub-array at one index replaced."""
-    where = (slice(None),) * (dim % x.ndim) + (index,)
-    return x.at[where].set(cast(source, x.dtype))
-
-
-@rule("diagonal", "diagonal_copy")
+@rule("diagonal")
 def diagonal(x: Array, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Array:
     """A diagonal, as a last dimension."""
     return jnp.diagonal(x, offset, dim1, dim2)
@@ -153,7 +127,7 @@ def diagonal_scatter(x: Array, source: Array, offset: int = 0, dim1: int = 0, di
     return jnp.moveaxis(moved.at[..., rows, columns].set(cast(source, x.dtype)), (-2, -1), (dim1, dim2))
 
 
-@rule("split_with_sizes", "split_with_sizes_copy", "unsafe_split_with_sizes")
+@rule("split_with_sizes")
 def split_with_sizes(x: Array, sizes: Sequence[int], dim: int = 0) -> list[Array]:
     """Consecutive pieces of these lengths."""
     pieces, start = [], 0
@@ -163,16 +137,7 @@ def split_with_sizes(x: Array, sizes: Sequence[int], dim: int = 0) -> list[Array
     return pieces
 
 
-@rule("split.Tensor", "split_copy.Tensor", "unsafe_split.Tensor")
-def split(x: Array, size: int, dim: int = 0) -> list[Array]:
-    """Consecutive pieces of one length, the last one shorter."""
-    length = x.shape[dim]
-    if size == 0 or length == 0:
-        return [x]
-    return split_with_sizes(x, [min(size, length - start) for start in range(0, length, size)], dim)
-
-
-@rule("unbind.int", "unbind_copy.int")
+@rule("unbind_copy.int")
 def unbind(x: Array, dim: int = 0) -> list[Array]:
     """The sub-arrays at every index."""
     return [select(x, dim, index) for index in range(x.shape[dim])]
@@ -184,12 +149,6 @@ def cat(arrays: Sequence[Array], dim: int = 0) -> Array:
     arrays = promote(*arrays)
     kept = [x for x in arrays if x.shape != (0,)] or arrays[:1]
     return jnp.concatenate(kept, axis=dim)
-
-
-@rule("stack")
-def stack(arrays: Sequence[Array], dim: int = 0) -> Array:
-    """The arrays side by side in a new dimension."""
-    return jnp.stack(promote(*arrays), axis=dim)
 
 
 @rule("flip")
@@ -219,7 +178,7 @@ def constant_pad_nd(x: Array, pad: Sequence[int], value: Operand = 0) -> Array:
     return lax.pad(x, cast(value, x.dtype), widths)
 
 
-@rule("unfold", "unfold_copy")
+@rule("unfold")
 def unfold(x: Array, dim: int, size: int, step: int) -> Array:
     """Windows of `size` elements, each `step` after the one before, in a new last dimension."""
     if x.ndim == 0:
@@ -247,7 +206,6 @@ def transposed(function: Any, example: Array, gradient: Array) -> Array:
     return jnp.asarray(result)
 
 
-@rule("replication_pad1d", "replication_pad2d", "replication_pad3d")
 def replication_pad(x: Array, pad: Sequence[int]) -> Array:
     """`x` with its border repeated outward."""
     for i in range(len(pad) // 2):

@@ -18,7 +18,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import IO, Any
 
 END_TIMEOUT_S = 5.0
 # Where compilers keep what they made. A fresh folder makes a first step a first step.
@@ -29,8 +29,8 @@ CACHE_VARIABLES = {
     "JAX_COMPILATION_CACHE_DIR": "jax",
     "XDG_CACHE_HOME": "xdg",
 }
-# For timing: freed memory is kept, by one arena for all threads. With glibc's defaults a large tensor goes back to Linux
-# when it is freed, or not, as it happens to lie; on some machines the page faults then cost more than the arithmetic.
+# For timing: freed memory is kept, by one arena for all threads. With glibc's defaults a large tensor that is freed
+# goes back to Linux or not, as it happens to lie, and the page faults may then cost more than the arithmetic.
 STEADY_ALLOCATOR = {
     "MALLOC_ARENA_MAX": "1",
     "MALLOC_MMAP_THRESHOLD_": str(32 * 1024 * 1024),
@@ -39,6 +39,7 @@ STEADY_ALLOCATOR = {
 }
 # For memory: it goes back as soon as it is freed, so that the resident size is what is in use.
 EXACT_ALLOCATOR = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+CUDA_VARIABLE = "LTC_TS_CUDA"
 
 
 class WorkerError(Exception):
@@ -57,21 +58,22 @@ class Child:
         python: str = sys.executable,
         allocator: Mapping[str, str] = STEADY_ALLOCATOR,
         memory_limit_bytes: int = 0,
+        physical: str = "cpu",
         open_timeout_s: float = 180.0,
     ) -> None:
         self.system = system
         self.workload = workload
         self._buffer = b""
-        self._errors = tempfile.TemporaryFile()
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115, it lives as long as the process
         self._process = subprocess.Popen(
             [
                 *(python, "-m", "benchmarks.worker", "--system", system, "--workload", workload),
-                *("--memory-limit", str(memory_limit_bytes)),
+                *("--memory-limit", str(memory_limit_bytes), "--physical", physical),
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
-            env={**os.environ, **environment(cache), **allocator},
+            env={**environment(cache, physical), **allocator},
             start_new_session=True,
         )
         try:
@@ -110,21 +112,25 @@ class Child:
         return answer
 
     def close(self) -> None:
-        """End the worker and everything that it started in its group."""
-        if self._process.poll() is None:
-            for pipe in (self._process.stdin, self._process.stdout):
-                if pipe is not None:
-                    try:
-                        pipe.close()
-                    except BrokenPipeError:
-                        continue
-            try:
-                self._process.wait(END_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                self._kill()
-        # Also after the worker has ended by itself: compilers that it started may still be there.
+        """End the worker and everything that it started in its group; a second time does nothing."""
+        # Without its standard input the worker ends by itself.
+        self._close_pipe(self._process.stdin)
+        try:
+            self._process.wait(END_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._kill()
+        # Also when the worker has ended by itself: compilers that it started may still be there.
         self._kill()
         self._process.wait()
+        self._close_pipe(self._process.stdout)
+        self._errors.close()
+
+    def _close_pipe(self, pipe: IO[bytes] | None) -> None:
+        if pipe is not None:
+            try:
+                pipe.close()
+            except BrokenPipeError:
+                return
 
     def _kill(self) -> None:
         try:
@@ -135,7 +141,11 @@ class Child:
     def _answer(self, timeout_s: float) -> dict[str, Any]:
         line = self._line(timeout_s)
         if not line:
-            status = self._process.wait()
+            # The pipe is closed: the process is ending, or cannot be talked to any more.
+            try:
+                status = self._process.wait(END_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                raise WorkerError("the process closed its pipe and did not end") from None
             raise WorkerError(f"the process ended with status {status}: {self._last_error()}")
         answer: dict[str, Any] = json.loads(line)
         return answer
@@ -163,9 +173,13 @@ class Child:
         return lines[-1].strip() if lines else "it said nothing"
 
 
-def environment(cache: Path) -> dict[str, str]:
-    """What every worker finds in its environment: one thread, and caches below `cache`."""
+def environment(cache: Path, physical: str = "cpu") -> dict[str, str]:
+    """What a worker finds in its environment: one thread, caches below `cache`, and the device that computes."""
     folders = {variable: str(cache / name) for variable, name in CACHE_VARIABLES.items()}
     for folder in folders.values():
         Path(folder).mkdir(parents=True, exist_ok=True)
-    return {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", **folders}
+    # Taken out, not set to 0: the original asks whether the variable is there, whatever it holds.
+    inherited = {name: value for name, value in os.environ.items() if name != CUDA_VARIABLE}
+    chosen = {CUDA_VARIABLE: "1"} if physical == "cuda" else {}
+    threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    return {**inherited, **threads, **folders, **chosen}

@@ -83,9 +83,10 @@ def summarise(workload: Mapping[str, Figures]) -> None:
             figures["agrees"] = agree(figures["values"], base["values"])
 
 
-def machine() -> dict[str, Any]:
+def machine(device: str = "CPU, one thread") -> dict[str, Any]:
     """Where it was measured."""
     return {
+        "device": device,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "processor": _processor(),

@@ -20,8 +20,11 @@ from benchmarks.results import BASE, FORMAT, machine, save, summarise
 from benchmarks.schedule import Options, Session
 from benchmarks.systems import SYSTEMS, missing_package
 from benchmarks.table import render_ratios, render_workload
-from benchmarks.workloads import TABLE, WORKLOADS
+from benchmarks.trace import collect
+from benchmarks.workloads import WORKLOADS
 
+# Not a workload: the cost of recording one operation, as `benchmarks.trace` measures it.
+ADDS = "adds"
 RESULTS = Path(__file__).parent / "results"
 # The short form: cheap workloads first, and what is not reached in time is left out.
 QUICK_ORDER = tuple("abcgjihefd")
@@ -51,24 +54,29 @@ def measure(workloads: tuple[str, ...], systems: tuple[str, ...], options: Optio
     skipped = {name: reason for name, reason in skipped.items() if reason is not None}
     for name, reason in skipped.items():
         _say(f"{name}: left out: {reason}")
-    chosen = [name for name in systems if name not in skipped]
+    running = [name for name in systems if name not in skipped]
     results: dict[str, Any] = {
         "format": FORMAT,
         "machine": machine(),
         "began": time.strftime("%Y-%m-%dT%H:%M:%S"),
         "options": _plain(options),
-        "systems": chosen,
+        "systems": running,
         "skipped": skipped,
+        "titles": {},
         "workloads": {},
     }
     for key in workloads:
         if options.over():
             _say(f"{key}: left out: the time was over")
             continue
-        figures = Session(key, chosen, options, _say).measure()
+        if key == ADDS:
+            results[ADDS] = collect(options.rounds)
+            continue
+        figures = Session(key, running, options, _say).measure()
         summarise(figures)
         results["workloads"][key] = figures
-        print(render_workload(key, figures) + "\n", flush=True)
+        results["titles"][key] = WORKLOADS[key].title
+        print(render_workload(f"{key}: {WORKLOADS[key].title}", figures) + "\n", flush=True)
         save(path, results)
     return results
 
@@ -84,7 +92,8 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _chosen(text: str | None, known: tuple[str, ...], default: tuple[str, ...], what: str) -> tuple[str, ...]:
+def chosen(text: str | None, known: tuple[str, ...], default: tuple[str, ...], what: str) -> tuple[str, ...]:
+    """The names in a list separated by commas, or the default; an unknown one ends the command."""
     if text is None:
         return default
     names = tuple(name.strip() for name in text.split(",") if name.strip())
@@ -141,9 +150,10 @@ def options_from(arguments: argparse.Namespace) -> Options:
 
 def selection(arguments: argparse.Namespace) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The workloads and systems that the command line asks for."""
-    workloads = _chosen(arguments.only, tuple(WORKLOADS), QUICK_ORDER if arguments.quick else TABLE, "workload")
+    everything = (*WORKLOADS, ADDS)
+    workloads = chosen(arguments.only, everything, QUICK_ORDER if arguments.quick else everything, "workload")
     default = QUICK_SYSTEMS if arguments.quick else tuple(SYSTEMS)
-    systems = _chosen(arguments.systems, tuple(SYSTEMS), default, "system")
+    systems = chosen(arguments.systems, tuple(SYSTEMS), default, "system")
     return workloads, systems if BASE in systems else (BASE, *systems)
 
 

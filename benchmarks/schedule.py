@@ -22,6 +22,8 @@ from benchmarks.workloads import WORKLOADS
 
 # What a single request may take beyond its own limit: a step cannot be interrupted, and a compile may be in it.
 GRACE_S = 400.0
+# The same when the time for everything is over.
+LAST_GRACE_S = 15.0
 # A first step that takes longer than this is not measured again: it is a compile, and its noise does not matter.
 LONG_START_S = 10.0
 SHORTEST_SAMPLES = 3
@@ -60,6 +62,10 @@ class Options:
     def left(self, limit_s: float) -> float:
         """`limit_s`, or what is left of the time for everything."""
         return max(0.0, min(limit_s, self.deadline - time.monotonic()))
+
+    def timeout(self, limit_s: float = 0.0) -> float:
+        """The most that a request may take which should take `limit_s`."""
+        return min(limit_s + GRACE_S, self.left(float("inf")) + LAST_GRACE_S)
 
     def over(self) -> bool:
         """Whether the time for everything is over."""
@@ -161,10 +167,10 @@ class Session:
         if start == 0:
             self._children[name] = child
         try:
-            built = child.ask("build", timeout_s=GRACE_S)
+            built = child.ask("build", timeout_s=self.options.timeout())
             steps = 1 if start else self.options.first_steps
             limit_s = self.options.left(self.options.first_limit_s)
-            first = child.ask("first", timeout_s=limit_s + GRACE_S, steps=steps, limit_s=limit_s)
+            first = child.ask("first", timeout_s=self.options.timeout(limit_s), steps=steps, limit_s=limit_s)
         finally:
             if start:
                 child.close()
@@ -186,7 +192,7 @@ class Session:
 
     def _settle_one(self, name: str) -> None:
         limit_s = self.options.left(self.options.settle_limit_s)
-        settled = self._children[name].ask("settle", timeout_s=limit_s + GRACE_S, limit_s=limit_s)
+        settled = self._children[name].ask("settle", timeout_s=self.options.timeout(limit_s), limit_s=limit_s)
         self.figures[name].update(settled=settled["settled"], warm_step_s=settled["step_s"])
 
     def _rounds(self) -> None:
@@ -207,7 +213,9 @@ class Session:
     def _sample(self, name: str, turn: int) -> None:
         figures = self.figures[name]
         steps = steps_of_sample(figures["warm_step_s"], self.options.sample_s, self.workload.period)
-        answer = self._children[name].ask("run", timeout_s=GRACE_S, steps=steps, read_every=self.options.read_every)
+        answer = self._children[name].ask(
+            "run", timeout_s=self.options.timeout(), steps=steps, read_every=self.options.read_every
+        )
         figures["rounds"].append({"round": turn, "steps": steps, **answer})
 
     def _report(self) -> None:
@@ -215,7 +223,7 @@ class Session:
             self._attempt_extra(name, "counts", partial(self._report_one, name))
 
     def _report_one(self, name: str) -> None:
-        self.figures[name].update(self._children[name].ask("report", timeout_s=GRACE_S))
+        self.figures[name].update(self._children[name].ask("report", timeout_s=self.options.timeout()))
 
     def _second(self) -> None:
         for name in self._names():
@@ -225,13 +233,13 @@ class Session:
     def _second_one(self, name: str) -> None:
         """How much a second process with the same caches compiles."""
         with self._open(name) as child:
-            child.ask("build", timeout_s=GRACE_S)
+            child.ask("build", timeout_s=self.options.timeout())
             limit_s = self.options.left(self.options.first_limit_s)
             steps = min(self.options.first_steps, SECOND_STEPS)
-            child.ask("first", timeout_s=limit_s + GRACE_S, steps=steps, limit_s=limit_s)
+            child.ask("first", timeout_s=self.options.timeout(limit_s), steps=steps, limit_s=limit_s)
             limit_s = self.options.left(self.options.settle_limit_s)
-            child.ask("settle", timeout_s=limit_s + GRACE_S, limit_s=limit_s)
-            self.figures[name]["second_compiles"] = child.ask("report", timeout_s=GRACE_S)["compiles"]
+            child.ask("settle", timeout_s=self.options.timeout(limit_s), limit_s=limit_s)
+            self.figures[name]["second_compiles"] = child.ask("report", timeout_s=self.options.timeout())["compiles"]
 
     def _memory(self) -> None:
         for name in self._names():
@@ -241,10 +249,10 @@ class Session:
         """Peak memory of a fresh process, which finds what was compiled before."""
         with self._open(name, allocator=EXACT_ALLOCATOR) as child:
             limit_s = self.options.left(self.options.settle_limit_s)
-            base = child.ask("load", timeout_s=limit_s + GRACE_S, limit_s=limit_s)["resident_bytes"]
-            child.ask("build", timeout_s=GRACE_S)
-            child.ask("settle", timeout_s=limit_s + GRACE_S, limit_s=limit_s)
-            memory = child.ask("memory", timeout_s=GRACE_S, steps=MEMORY_STEPS)
+            base = child.ask("load", timeout_s=self.options.timeout(limit_s), limit_s=limit_s)["resident_bytes"]
+            child.ask("build", timeout_s=self.options.timeout())
+            child.ask("settle", timeout_s=self.options.timeout(limit_s), limit_s=limit_s)
+            memory = child.ask("memory", timeout_s=self.options.timeout(), steps=MEMORY_STEPS)
             self.figures[name]["base_bytes"] = base
             self.figures[name].update({key: value - base for key, value in memory.items()})
 

@@ -306,6 +306,12 @@ def missing_package(name: str) -> str | None:
     return f"the package {package} is not installed"
 
 
-def open_system(name: str) -> System:
-    """Set the system up in this process; raises UnavailableError where its packages are missing."""
-    return SYSTEMS[name]()
+def open_system(name: str, physical: str = "cpu") -> System:
+    """Set the system up in this process; raises UnavailableError where its packages are missing.
+
+    `physical` is the device that computes in the end. torch_ltc is told by the environment (LTC_TS_CUDA).
+    """
+    system = SYSTEMS[name]()
+    if system.device == "cpu":
+        system.device = physical
+    return system

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.results import geometric_mean
-from benchmarks.workloads import WORKLOADS
 
 MEAN_OVER = tuple("abcdefgh")
-_COLUMNS = (
-    "system",
+MEAN = "geometric mean a to h"
+# Workloads that serve one figure each: they are not in the table of ratios.
+SINGLE_FIGURES = ("tiny", "rate")
+HEADINGS = (
     "step ms",
     "/eager (q1-q3)",
     "cpu/eager",
@@ -55,9 +56,10 @@ def _remark(figures: Mapping[str, Any]) -> str:
     return ", ".join(remarks)
 
 
-def _row(name: str, figures: Mapping[str, Any]) -> list[str]:
+def row(name: str, figures: Mapping[str, Any]) -> list[str]:
+    """The cells of one system, its name first."""
     record_s, operations = _median(figures, "record_s"), figures.get("operations")
-    peak = figures.get("steady_peak_bytes")
+    peak = figures.get("steady_peak_bytes", figures.get("device_peak_bytes"))
     per_operation = f"{record_s / operations * 1e6:.1f}" if record_s is not None and operations else "-"
     return [
         name,
@@ -77,19 +79,19 @@ def _row(name: str, figures: Mapping[str, Any]) -> list[str]:
 
 def columns(rows: list[list[str]]) -> str:
     """Rows of cells in columns: the first to the left, the others to the right."""
-    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
+    widths = [max(map(len, cells)) for cells in zip(*rows)]
     lines = []
-    for row in rows:
-        cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:]))]
+    for first, *others in rows:
+        cells = [first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(others, widths[1:]))]
         lines.append("  ".join(cells).rstrip())
     return "\n".join(lines)
 
 
-def render_workload(key: str, systems: Mapping[str, Mapping[str, Any]]) -> str:
+def render_workload(title: str, systems: Mapping[str, Mapping[str, Any]]) -> str:
     """All figures of one workload."""
-    rows = [list(_COLUMNS)]
-    rows += [_row(name, figures) for name, figures in systems.items() if figures["status"] == "ok"]
-    lines = [f"{key}: {WORKLOADS[key].title}", columns(rows)]
+    rows = [["system", *HEADINGS]]
+    rows += [row(name, figures) for name, figures in systems.items() if figures["status"] == "ok"]
+    lines = [title, columns(rows)]
     lines += [
         f"{name}: {figures['status']}: {figures['reason']}"
         for name, figures in systems.items()
@@ -100,29 +102,32 @@ def render_workload(key: str, systems: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def ratio_grid(results: Mapping[str, Any]) -> tuple[list[str], list[str], list[list[float | None]]]:
-    """Systems, workloads, and the ratio of step times to eager for each pair; the last row is the geometric mean."""
+    """Systems, titles, and the ratio of step times to eager for each pair; the mean of a to h last, if they are there.
+
+    The mean of a system is None unless it has all of them: means over different workloads cannot be compared.
+    """
     workloads: Mapping[str, Any] = results["workloads"]
-    keys = [key for key in workloads if len(key) == 1]
+    keys = [key for key in workloads if key not in SINGLE_FIGURES]
     systems = [name for name in results["systems"] if name != "eager"]
 
     def cell(key: str, name: str) -> float | None:
-        return _median(workloads[key].get(name, {}), "ratio")
+        return _median(workloads.get(key, {}).get(name, {}), "ratio")
 
+    titles = [f"{key}: {results['titles'][key]}" for key in keys]
     grid = [[cell(key, name) for name in systems] for key in keys]
-    means: list[float | None] = []
-    for name in systems:
-        found = [cell(key, name) for key in MEAN_OVER if key in workloads]
-        known = [value for value in found if value is not None]
-        # A mean over fewer workloads would compare what is not comparable.
-        means.append(geometric_mean(known) if len(known) == len(MEAN_OVER) else None)
-    return systems, [*keys, "mean a-h"], [*grid, means]
+    if set(MEAN_OVER) <= set(keys):
+        found = {name: [cell(key, name) for key in MEAN_OVER] for name in systems}
+        known = {name: [value for value in values if value is not None] for name, values in found.items()}
+        titles.append(MEAN)
+        grid.append([geometric_mean(known[name]) if len(known[name]) == len(MEAN_OVER) else None for name in systems])
+    return systems, titles, grid
 
 
 def render_ratios(results: Mapping[str, Any]) -> str:
     """Step times as ratios to eager: workloads down, systems across."""
-    systems, keys, grid = ratio_grid(results)
+    systems, titles, grid = ratio_grid(results)
     rows = [["step time / eager", *systems]]
-    for key, values in zip(keys, grid):
-        title = f"{key}: {WORKLOADS[key].title}" if key in WORKLOADS else "geometric mean a to h"
-        rows.append([title, *("-" if value is None else f"{value:.2f}" for value in values)])
+    rows += [
+        [title, *("-" if value is None else f"{value:.2f}" for value in values)] for title, values in zip(titles, grid)
+    ]
     return columns(rows)

@@ -24,9 +24,11 @@ from typing import Any, TextIO
 
 import torch
 
+from benchmarks.gpu_workloads import GPU_WORKLOADS, SMALL_WORKLOADS
 from benchmarks.systems import STEADY_STEPS, SYSTEMS, System, UnavailableError, open_system
 from benchmarks.workloads import WORKLOADS, Step, Workload, prelude
 
+ALL_WORKLOADS = {**WORKLOADS, **GPU_WORKLOADS, **SMALL_WORKLOADS}
 PRELUDE_STEPS = 8
 _PARENT_DEATH_SIGNAL = 1
 
@@ -34,8 +36,9 @@ _PARENT_DEATH_SIGNAL = 1
 class Worker:
     """One workload on one system."""
 
-    def __init__(self, system: System, workload: Workload) -> None:
+    def __init__(self, system: System, workload: Workload, physical: str) -> None:
         self.system = system
+        self.physical = physical
         self.workload = workload
         self.step: Step | None = None
         self.values: list[float] = []
@@ -76,6 +79,8 @@ class Worker:
             durations.append(time.perf_counter() - began)
             steps += 1
             steady = steady + 1 if self.system.compiles() == compiles and self.system.steady() else 0
+        if self.physical == "cuda":
+            torch.cuda.reset_peak_memory_stats()
         return {"settled": steady >= wanted, "step_s": statistics.fmean(durations[-wanted:])}
 
     def run(self, steps: int, read_every: int) -> dict[str, Any]:
@@ -112,6 +117,7 @@ class Worker:
             "operations": self.system.count_operations(self._one_step),
             "compiles": self.system.compiles(),
             "value": self.values[-1],
+            "device_peak_bytes": torch.cuda.max_memory_allocated() if self.physical == "cuda" else None,
         }
 
     def load(self, limit_s: float) -> dict[str, Any]:
@@ -166,7 +172,7 @@ def _end_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)
 
 
-def serve(system_name: str, workload_name: str) -> None:
+def serve(system_name: str, workload_name: str, physical: str) -> None:
     """Answer requests until there are no more."""
     _end_with_parent()
     answers = _answers()
@@ -178,7 +184,7 @@ def serve(system_name: str, workload_name: str) -> None:
     torch.set_num_threads(1)
     began = time.perf_counter()
     try:
-        worker = Worker(open_system(system_name), WORKLOADS[workload_name])
+        worker = Worker(open_system(system_name, physical), ALL_WORKLOADS[workload_name], physical)
     except UnavailableError as error:
         answer(unavailable=str(error))
         return
@@ -200,12 +206,13 @@ def main() -> None:
     """Parse the command line and serve."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.worker", description="Measure when asked.")
     parser.add_argument("--system", choices=SYSTEMS, required=True)
-    parser.add_argument("--workload", choices=WORKLOADS, required=True)
+    parser.add_argument("--workload", choices=ALL_WORKLOADS, required=True)
+    parser.add_argument("--physical", choices=("cpu", "cuda"), default="cpu", help="what computes in the end")
     parser.add_argument("--memory-limit", type=int, default=0, metavar="BYTES", help="0 for none")
     arguments = parser.parse_args()
     if arguments.memory_limit:
         resource.setrlimit(resource.RLIMIT_AS, (arguments.memory_limit, arguments.memory_limit))
-    serve(arguments.system, arguments.workload)
+    serve(arguments.system, arguments.workload, arguments.physical)
 
 
 if __name__ == "__main__":

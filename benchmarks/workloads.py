@@ -232,8 +232,6 @@ WORKLOADS: dict[str, Workload] = {
         Workload("rate", "MLP 2x64, Adam, a new lr each step", _changing_rate),
     )
 }
-# The ten of the table; the others serve one figure each.
-TABLE = tuple("abcdefghij")
 
 
 def prelude(system: System) -> Step:

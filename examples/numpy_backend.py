@@ -9,7 +9,7 @@ from torch.utils import _pytree as pytree
 from torch_ltc import Backend, Form
 from torch_ltc.program.instruction import Call, Program, Value
 
-aten = torch.ops.aten
+aten, row = torch.ops.aten, np.atleast_1d
 
 
 class NumpyBackend(Backend):
@@ -40,20 +40,21 @@ RULES: dict[Any, Any] = {
     aten.add.Scalar: lambda x, y, alpha: x + alpha * y,
     aten.sub.Tensor: lambda x, y, alpha: x - alpha * y,
     aten.relu.default: lambda x: np.maximum(x, 0),
+    aten.exp.default: lambda x: np.exp(1.0 * x),
     aten.where.self: np.where,
     aten.mean.default: lambda x, dtype: np.mean(x),
-    aten.sum.dim_IntList: lambda x, dims, keep, dtype: np.sum(x, tuple(dims or ()) or None, keepdims=keep),
+    aten.sum.dim_IntList: lambda x, dims, keep, dtype: x.sum(tuple(dims) if dims and x.ndim else None, keepdims=keep),
     aten.argmax.default: lambda x, dim, keep: np.argmax(x, dim, keepdims=keep),
-    aten._log_softmax.default: lambda x, dim, half_to_float: x - np.logaddexp.reduce(x, dim, keepdims=True),
-    aten.squeeze.dims: lambda x, dims: np.squeeze(x, tuple(dim for dim in dims if x.shape[dim] == 1)),
-    aten.gather.default: lambda x, dim, index, sparse_grad: np.take_along_axis(x, index, dim),
-    aten.scatter.value: lambda x, dim, index, value: (y := x.copy(), np.put_along_axis(y, index, value, dim))[0],
+    aten._log_softmax.default: lambda x, dim, half: x - np.logaddexp.reduce(x, dim if x.ndim else None, keepdims=True),
+    aten.squeeze.dims: lambda x, dims: np.squeeze(x, tuple(dim for dim in dims if x.ndim and x.shape[dim] == 1)),
+    aten.gather.default: lambda x, d, i, **_: np.take_along_axis(row(x), row(i), d).reshape(i.shape) if i.size else i,
+    aten.scatter.value: lambda x, dim, i, value: (y := x.copy(), np.put_along_axis(row(y), row(i), value, dim))[0],
     aten._to_copy.default: lambda x, **options: x,
     aten.scalar_tensor.default: lambda value, **options: value,
     aten.full_like.default: lambda x, value, **options: np.full(x.shape, value),
     aten.empty_strided.default: lambda size, stride, **options: np.empty(size),
 }
-NAMES = "neg:negative exp:exp log:log sqrt:sqrt tanh:tanh mm:matmul view:reshape permute:transpose"
+NAMES = "neg:negative log:log sqrt:sqrt abs:abs mm:matmul bmm:matmul view:reshape permute:transpose maximum:maximum"
 NAMES += " unsqueeze:expand_dims mul:multiply div:divide eq:equal ne:not_equal lt:less le:less_equal gt:greater"
 for theirs, ours in (pair.split(":") for pair in NAMES.split()):
     for overload in {"default", "Tensor", "Scalar"} & set(getattr(aten, theirs).overloads()):
@@ -65,12 +66,11 @@ def patches(x: Any, kernel: Any, stride: Any, padding: Any, outside: float = 0) 
     around = [(0, 0)] * (x.ndim - 2) + [(pad, pad) for pad in padding]
     grid = np.pad(np.arange(x.size).reshape(x.shape), around, constant_values=x.size)
     where = np.lib.stride_tricks.sliding_window_view(grid, kernel, (-2, -1))[..., :: stride[0], :: stride[1], :, :]
-    return np.pad(x.ravel(), (0, 1), constant_values=outside)[where], where
+    return np.pad(1.0 * x.ravel(), (0, 1), constant_values=outside)[where], where
 
 
 def convolution(x: Any, weight: Any, bias: Any, stride: Any, padding: Any, *rest: Any) -> Any:
-    seen, _ = patches(x, weight.shape[2:], stride, padding)
-    out = np.einsum("bihwkl,oikl->bohw", seen, weight, optimize=True)
+    out = np.einsum("bihwkl,oikl->bohw", patches(x, weight.shape[2:], stride, padding)[0], weight, optimize=True)
     return out if bias is None else out + bias[:, None, None]
 
 

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -217,6 +218,38 @@ def test_compiled_programs_are_found_again_by_another_process(tmp_path: Path) ->
     assert (int(misses) > 0, int(hits)) == (True, 0)
     assert (int(later_misses), int(later_hits) > 0) == (0, True)
     assert [run.stderr for run in runs] == ["", ""]
+
+
+def test_work_that_is_queued_at_exit_is_still_compiled() -> None:
+    source = """
+        import torch, torch_ltc
+        from torch_ltc import events
+
+        torch_ltc.use_backend("inductor")
+        torch_ltc.config.settings.backend_failure = "error"
+        events.subscribe(lambda event: print(event.backend, event.failed), events.ExecuteEvent)
+        x = torch.rand(30, 30).to("ltc")
+        for _ in range(3):
+            made = (x.sin() @ x.cos()).sum(0)
+            torch_ltc.sync()
+        print("end")
+    """
+    done = run_script(source)
+    lines = done.stdout.splitlines()
+    # The last line of the script, and the runs in their order; which comes first is a race.
+    assert "end" in lines
+    lines.remove("end")
+    assert lines == ["interpreter False", "inductor False", "inductor False"]
+    assert done.stderr == ""
+
+
+def test_warnings_of_the_compiler_about_itself_reach_nobody() -> None:
+    before = list(warnings.filters)
+    # Warnings are errors here, and Inductor warns that it has no code for complex numbers.
+    x = torch.complex(torch.rand(3, 4), torch.rand(3, 4))
+    _, function = compiled(lambda x: x.sin() * x.cos(), x)
+    torch.testing.assert_close(function(x), [x.sin() * x.cos()])
+    assert list(warnings.filters) == before
 
 
 # ---- on the device ------------------------------------------------------------------------------------------------

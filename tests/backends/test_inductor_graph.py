@@ -225,6 +225,13 @@ DEMANDING = [
         eager_refuses=False,
     ),
     Demanding(
+        "searchsorted",
+        lambda s, x, o: torch.searchsorted(s, x, sorter=o),
+        lambda v: (torch.rand(5), torch.rand(2), torch.tensor([0, 1, 2, 3, v])),
+        (0, 4),
+        (5, -1),
+    ),
+    Demanding(
         "binary_cross_entropy",
         lambda x, y: F.binary_cross_entropy(x, y),
         lambda v: (torch.tensor([0.5, v]), torch.tensor([0.0, 1.0])),
@@ -346,12 +353,9 @@ def test_division_by_a_constant_zero_is_left_to_pytorch() -> None:
 
 
 def test_indices_that_nothing_is_known_about_are_left_to_pytorch() -> None:
-    backend = InductorBackend()
-    sorted_values, order = torch.rand(4).sort()
-    with_order = only_call(lambda s, x, o: torch.searchsorted(s, x, sorter=o), sorted_values, torch.rand(2), order)
-    without_order = only_call(lambda s, x: torch.searchsorted(s, x), sorted_values, torch.rand(2))
-    assert not backend.supports(with_order)
-    assert backend.supports(without_order)
+    x, mask, places = torch.rand(4), torch.tensor([True, False]), torch.tensor([3, 9])
+    masked = only_call(lambda x, m, i: aten._unsafe_masked_index(x, m, [i], 0.0), x, mask, places)
+    assert not InductorBackend().supports(masked)
 
 
 def test_operators_that_inductor_leaves_to_pytorch_are_supported_whatever_they_index() -> None:

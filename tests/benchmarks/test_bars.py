@@ -94,6 +94,14 @@ def test_mean_says_which_workloads_are_missing():
     assert "without d" in verdict("steady step on inductor / original", measured).figure.detail
 
 
+def test_compiles_of_a_system_that_failed_are_no_figure_but_a_reason():
+    measured = results()
+    measured["workloads"]["i"]["ltc-inductor"] = {"status": "failed", "reason": "no answer within 60 s"}
+    found = verdict("compiles, i: generation of 64 tokens [inductor]", measured)
+    assert not found.passed
+    assert found.figure.detail == "no answer within 60 s"
+
+
 def test_slow_step_counts_only_during_a_compile():
     steps = [5.0, 1.0, 9.0, 1.0, 9.0, 1.0, 1.0]
     assert slow_steps({"first_steps_s": steps, "compiling": [True, False, True, False, False, True, False]}) == 1.0

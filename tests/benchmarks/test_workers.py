@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.children import Child, WorkerError
+from benchmarks.children import EXACT_ALLOCATOR, Child, WorkerError, environment
 from benchmarks.results import summarise
 from benchmarks.schedule import Options, Session, rotated, steps_of_sample
 
@@ -101,14 +101,22 @@ def test_failing_system_is_left_out_and_the_others_go_on(fake):
 
 
 def test_memory_counts_what_the_steps_need(tmp_path):
-    with Child("eager", "b", tmp_path) as child:
+    with Child("eager", "b", tmp_path, allocator=EXACT_ALLOCATOR) as child:
         base = child.ask("load", timeout_s=60, limit_s=30)["resident_bytes"]
         child.ask("build", timeout_s=60)
         memory = child.ask("memory", timeout_s=60, steps=1)
         pid = child._process.pid
     assert gone(pid)
-    # The input, two results of the chain that are alive at once, and little else: 16 MB each.
-    assert 40 < (memory["steady_peak_bytes"] - base) / 2**20 < 80
+    # The input, the value of the last turn and two of this one: 16 MB each, and little else.
+    assert 60 < (memory["steady_peak_bytes"] - base) / 2**20 < 80
+
+
+def test_worker_on_cpu_does_not_find_the_variable_for_cuda(monkeypatch, tmp_path):
+    # The original takes any value of it, also 0, for a wish to use CUDA.
+    monkeypatch.setenv("LTC_TS_CUDA", "0")
+    assert "LTC_TS_CUDA" not in environment(tmp_path)
+    assert environment(tmp_path, "cuda")["LTC_TS_CUDA"] == "1"
+    assert environment(tmp_path)["OMP_NUM_THREADS"] == "1"
 
 
 def test_nothing_begins_after_the_deadline():

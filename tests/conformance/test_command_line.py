@@ -14,6 +14,7 @@ import pytest
 
 from torch_ltc.cli.main import main
 from torch_ltc.lowering.registry import registry
+from torch_ltc.testing import State, What
 from torch_ltc.testing.quick import QUICK_OPERATORS
 from torch_ltc.testing.semantics.table import table
 from torch_ltc.testing.workers import supported
@@ -142,9 +143,18 @@ def test_all_prints_every_case(capsys: Printed) -> None:
     assert len(shown) > 3
 
 
-def test_every_case_says_what_it_shows() -> None:
+def test_every_case_says_what_it_shows_and_the_documentation_repeats_it() -> None:
     assert len(table) > 50
     assert all(case.description.endswith(".") and len(case.description) < 120 for case in table)
+    page = (Path(__file__).resolve().parents[2] / "docs" / "conformance.md").read_text()
+    rows = [line for line in page.split("## The semantics cases")[1].splitlines() if line.startswith("| `")]
+    assert rows == [f"| `{case.name}` | {case.description} |" for case in table]
+
+
+def test_the_documentation_names_everything_that_can_differ() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "conformance.md").read_text()
+    assert [what.value for what in What if f"`{what.value}`" not in page and what is not What.HARNESS] == []
+    assert [state.value for state in State if f"| {state.value} |" not in page] == []
 
 
 def test_a_missing_package_names_the_extra_and_semantics_do_without(tmp_path: Path) -> None:

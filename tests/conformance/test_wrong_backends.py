@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.conformance import wrong_backends
+from torch_ltc.errors import BackendError
 from torch_ltc.lowering.registry import registry
 from torch_ltc.testing import Report, State, conformance
 from torch_ltc.testing.records import CaseUnit
@@ -71,6 +72,20 @@ def test_an_object_is_tested_where_it_is() -> None:
     assert registry.get("inexact") is backend
 
 
+def test_a_class_is_registered_once_and_its_name_is_then_taken() -> None:
+    for _ in range(2):
+        assert conformance(wrong_backends.Right, only=["semantics/view_chain"], jobs=0).passed
+    assert conformance("right", only=["semantics/view_chain"]).passed
+    with pytest.raises(BackendError, match="'right' is registered already"):
+        conformance(wrong_backends.Right(), only=["semantics/view_chain"])
+
+
+def test_eager_random_numbers_are_asked_of_those_that_claim_them() -> None:
+    only = ["semantics/random_as_eager"]
+    assert states(conformance(wrong_backends.DrawsTheSame, only=only, jobs=0)) == {"random_as_eager": State.NOTHING}
+    assert states(conformance(wrong_backends.DrawsTwice, only=only, jobs=0)) == {"random_as_eager": State.WRONG}
+
+
 def test_operators_of_a_wrong_backend_are_wrong_and_named() -> None:
     report = conformance(wrong_backends.Inexact, only=["neg", "mm"], dtypes=["float32", "int64"], max_samples=2)
     found = {(each.unit.operator, each.unit.dtype): each.state for each in report}
@@ -85,6 +100,13 @@ def test_operators_of_a_wrong_backend_are_wrong_and_named() -> None:
     )
     assert repeat in report.text()
     assert " instead of " in report.text()
+
+
+def test_a_program_that_is_taken_and_fails_is_wrong_whenever_it_comes() -> None:
+    for _ in range(2):
+        report = conformance(wrong_backends.FailsToRun, only=["semantics/view_chain"], jobs=0)
+        assert states(report) == {"view_chain": State.WRONG}
+        assert "out of order" in report.text()
 
 
 def test_a_refusal_is_not_taken_and_a_table_of_gaps_excuses_it() -> None:

@@ -236,3 +236,15 @@ class _Endless(Run):
 class Hangs(Right):
     name = "hangs"
     computation = _Endless
+
+
+class _Failing(Run):
+    def run(self, arguments: Arguments) -> Outcome:
+        raise ValueError("out of order")
+
+
+class FailsToRun(Right):
+    """Takes every program, and fails when it is to run it."""
+
+    name = "fails_to_run"
+    computation = _Failing

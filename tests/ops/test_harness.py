@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-import torch_ltc
 from torch_ltc import events
 from torch_ltc.backends.torchscript import TorchScriptBackend
 from torch_ltc.errors import CompileError
@@ -19,7 +18,7 @@ from torch_ltc.testing.compare import Rules, differences
 from torch_ltc.testing.gaps import Gaps
 from torch_ltc.testing.outcome import Call, run
 from torch_ltc.testing.placement import Arguments, place, storage_key
-from torch_ltc.testing.probe import is_dynamic, opened, unneeded_fallbacks
+from torch_ltc.testing.probe import Activity, Probe, is_dynamic, opened, unneeded_fallbacks
 from torch_ltc.testing.records import Difference, Result, State, Unit, Variant, What
 from torch_ltc.testing.report import Report
 from torch_ltc.testing.suite import repeat_command
@@ -285,9 +284,7 @@ def test_a_refused_program_leaves_its_samples_to_be_tried_one_by_one(monkeypatch
         return compile_program(self, program)
 
     monkeypatch.setattr(TorchScriptBackend, "compile", refuse_two_elements)
-    torch_ltc.ir_cache.reset()
     result = negation_result(together=True)
-    torch_ltc.ir_cache.reset()
     assert result.state is State.PARTLY
     assert {(each.sample, each.what) for each in result.failures} == {(1, "refused")}
     assert (result.cases, result.failed_cases, result.taken_cases) == (6, 2, 4)
@@ -297,3 +294,14 @@ def test_a_unit_that_is_wrong_does_not_spend_all_its_time(monkeypatch: pytest.Mo
     monkeypatch.setattr(operators, "_differences", lambda *_: [Difference(What.VALUE, "values differ")])
     result = negation_result(together=False, time_limit_s=1e-6)
     assert (len(result.failures), result.left_out) == (1, 5)
+
+
+@pytest.mark.parametrize(("stage", "what"), [("compile", What.REFUSED), ("run", What.RAISES)])
+def test_a_program_that_another_backend_runs_is_known_by_why_it_was_given_up(stage: str, what: What) -> None:
+    probe = Probe("ltc", registry.get("torchscript"))
+    probe.on_refusal(events.RefusalEvent(7, "torchscript", stage, "no luck (train.py:3 in <module>)\n  recorded there"))
+    ours, theirs = (Activity(executed_by=[name], programs=[7]) for name in ("torchscript", "interpreter"))
+    assert probe.not_taken(ours) == []
+    assert probe.not_taken(theirs) == [Difference(what, "no luck")]
+    other = Activity(executed_by=["interpreter"], programs=[8])
+    assert probe.not_taken(other) == [Difference(What.REFUSED, "interpreter ran it instead of torchscript")]

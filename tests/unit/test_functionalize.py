@@ -270,6 +270,15 @@ def test_inputs_that_share_one_buffer(views: Any, backend: FunctionalBackend) ->
     assert backend.runs > 0
 
 
+def test_a_call_that_addresses_the_storage_behind_a_part_of_it(backend: FunctionalBackend) -> None:
+    def function(row: Tensor) -> Any:
+        row.add_(100)
+        return row + 0, row.as_strided((3,), (2,), 1) * 10
+
+    assert_same(*both(with_views(function, lambda x: x[1]), X.clone()))
+    assert backend.runs > 0
+
+
 def test_one_input_per_buffer_of_the_outside() -> None:
     base = X.clone().to("ltc")
     row, whole = base[1], base

@@ -113,7 +113,7 @@ FUNCTIONS: dict[str, Function] = {
     "foreach number to the tensor": lambda x, n: torch._foreach_pow(n, [x, x]),
 }
 # Calls of integers and truth values with a number of a wider type have no form with tensors: the interpreter runs them.
-NO_FORM = {"addcmul", "foreach_addcmul", "add with alpha", "sub with alpha"}
+NO_FORM = {"addcmul", "foreach_addcmul", "add with alpha", "sub with alpha", "foreach_add with alpha"}
 
 
 def as_list(out: Any) -> list[Tensor]:

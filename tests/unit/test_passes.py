@@ -167,6 +167,14 @@ def test_lists_of_operands_are_renamed_too() -> None:
     assert after.calls[-1].operands[0] == after.calls[-1].operands[1]
 
 
+def test_operands_given_by_keyword_are_renamed_too() -> None:
+    def function(x: Tensor) -> Tensor:
+        return torch.searchsorted(x, x + 1, sorter=x.argsort().clone())
+
+    after = changed(forward_copies, functional(function, X), X)
+    assert "clone" not in names(after)
+
+
 def test_calls_that_use_other_results_of_one_call_differ() -> None:
     program = functional(lambda x: tuple(part.sin() for part in x.sort()), X)
     assert names(changed(share_common_calls, program, X)).count("sin") == 2

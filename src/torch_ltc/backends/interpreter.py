@@ -34,6 +34,7 @@ class InterpreterBackend(Backend):
     """Compiles nothing."""
 
     name = "interpreter"
+    exact_values = True
 
     def compile(self, program: Program) -> Computation:
         """A computation that walks the program."""

@@ -273,7 +273,9 @@ def _outside_functionalization() -> Iterator[None]:
 def _declared(call: Call) -> Callable[..., Any]:
     """The operator, or the one that does the same and says what it writes to."""
     name = call.op._schema.name.removeprefix("aten::")
-    if name == "native_batch_norm":
+    if call.op is aten.polygamma_.default:
+        return _polygamma_
+    if call.op is aten.native_batch_norm.default:
         plain = isinstance(call.args[3], Value)
         return _batch_norm if plain else _batch_norm_without_statistics
     if call.mutated and (name.startswith(_REFUSED) or not _declares_writes(call.op)):
@@ -283,6 +285,11 @@ def _declared(call: Call) -> Callable[..., Any]:
 
 def _declares_writes(op: OpOverload) -> bool:
     return any(argument.alias_info is not None and argument.alias_info.is_write for argument in op._schema.arguments)
+
+
+def _polygamma_(self: Any, n: int) -> Any:
+    # PyTorch's functionalization does not know it: its functional form has the arguments in another order.
+    return aten.copy_.default(self, aten.polygamma.default(n, self))
 
 
 def _batch_norm(*args: Any) -> Any:

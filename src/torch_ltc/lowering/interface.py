@@ -10,7 +10,7 @@ import abc
 import enum
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any
 
 import torch
@@ -229,6 +229,11 @@ class Backend(abc.ABC):
     eager_random: bool = True
     # True if a function that raises has left every input that it was given as it was: nothing is saved before it runs.
     keeps_inputs: bool = False
+    # What the conformance suite holds it to: equal bits, or tolerances (relative, absolute) by dtype where they differ
+    # from PyTorch's own; and what is known to be wrong, as "operator/dtype/what", with the reason.
+    exact_values: bool = False
+    tolerances: Mapping[torch.dtype, tuple[float, float]] = MappingProxyType({})
+    known_gaps: Mapping[str, str] = MappingProxyType({})
     # False for a backend whose results are not meant to be right.
     computes: bool = True
 

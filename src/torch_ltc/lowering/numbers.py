@@ -17,7 +17,11 @@ from torch_ltc.program.spec import make_spec
 aten = torch.ops.aten
 Form = Callable[..., Any]
 
-NUMBER_SPECS = {float: make_spec(torch.float64, (), ()), int: make_spec(torch.int64, (), ())}
+NUMBER_SPECS = {
+    float: make_spec(torch.float64, (), ()),
+    int: make_spec(torch.int64, (), ()),
+    bool: make_spec(torch.bool, (), ()),
+}
 
 
 def _like(number: Any, tensor: torch.Tensor) -> Any:

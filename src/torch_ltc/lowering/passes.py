@@ -32,6 +32,8 @@ _COPIES = {
     aten.lift_fresh_copy.default,
     aten.slice.Tensor,
 }
+# Calls that make memory for a draw to fill: two draws must not share it.
+_MEMORY = {aten.empty.memory_format, aten.empty_strided.default, aten.empty_permuted.default}
 _MOST_FOLDED_NUMBER = 1e300
 
 
@@ -58,7 +60,7 @@ def share_common_calls(program: Program) -> Program:
     for instruction in program.instructions:
         if isinstance(instruction, Call):
             call = _with_operands(instruction, renamed)
-            if not call.random and call.numbers:
+            if not call.random and call.numbers and call.op not in _MEMORY:
                 key = (call.op, _key(call.args), _key(tuple(call.kwargs.items())))
                 first = known.setdefault(key, call)
                 if first is not call and _same_returns(first, call):

@@ -50,12 +50,12 @@ def portable(given: Backend | type[Backend] | str) -> str | None:
     A name that only this process registered is none, nor is an object: another process cannot make its like.
     """
     if isinstance(given, str):
-        if ":" in given or _everywhere(registry.get(given)):
+        if ":" in given:
             return given
-        given = type(registry.get(given))
-    if not isinstance(given, type):
-        return given.name if _everywhere(given) else None
-    return _reference_to(given)
+        given = registry.get(given)
+    if isinstance(given, type):
+        return _reference_to(given)
+    return given.name if _everywhere(given) else None
 
 
 def _everywhere(backend: Backend) -> bool:

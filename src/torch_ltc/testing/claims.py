@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 import torch
 
 from torch_ltc.lowering.interface import Backend
-from torch_ltc.lowering.registry import registry
 from torch_ltc.testing.compare import Tolerance
 
 
@@ -34,9 +33,9 @@ class Claims:
 def claims_of(backend: Backend) -> Claims:
     """The claims of a backend."""
     return Claims(
-        exact_values=bool(getattr(backend, "exact_values", backend is registry.reference)),
+        exact_values=backend.exact_values,
         eager_random=backend.eager_random,
         computes=backend.computes,
-        tolerances=dict(getattr(backend, "tolerances", {})),
-        known_gaps=dict(getattr(backend, "known_gaps", {})),
+        tolerances=backend.tolerances,
+        known_gaps=backend.known_gaps,
     )

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from torch_ltc import events
+from torch_ltc import events, ir_cache
 from torch_ltc.api import sync, wait_device_ops
 from torch_ltc.config import SETTINGS, settings
 from torch_ltc.errors import CompileError, LtcError
@@ -52,7 +52,7 @@ class Probe:
         """Where eager computes what is expected: programs run there too."""
         self.compiles = backend is not None and backend is not registry.reference
         self._activity = Activity()
-        self._refusals: dict[int, str] = {}
+        self._refusals: dict[int, Difference] = {}
 
     @property
     def runs_per_case(self) -> int:
@@ -90,8 +90,8 @@ class Probe:
         for backend, program in zip(activity.executed_by, activity.programs, strict=True):
             if backend != self.backend:
                 # A program is refused once, and then run by the other one whenever it comes again.
-                reason = self._refusals.get(program, f"{backend} ran it instead of {self.backend}")
-                return [Difference(What.REFUSED, reason)]
+                unknown = Difference(What.REFUSED, f"{backend} ran it instead of {self.backend}")
+                return [self._refusals.get(program, unknown)]
         return []
 
     def on_fallback(self, event: events.FallbackEvent) -> None:
@@ -108,7 +108,9 @@ class Probe:
 
     def on_refusal(self, event: events.RefusalEvent) -> None:
         """Listener."""
-        self._refusals[event.program] = first_line(event.reason)
+        # To take a program and then to fail with it is not to refuse it.
+        what = What.REFUSED if event.stage == "compile" else What.RAISES
+        self._refusals[event.program] = Difference(what, first_line(event.reason))
 
     def on_mismatch(self, event: events.MismatchEvent) -> None:
         """Listener."""
@@ -130,6 +132,9 @@ def opened(device: str, backend: Backend | None) -> Iterator[Probe]:
     ]
     with contextlib.ExitStack() as stack:
         stack.enter_context(settings.scope(**_settings(backend)))
+        # Programs that this process knows may be compiled, or refused, already; and afterwards by this run.
+        ir_cache.reset()
+        stack.callback(ir_cache.reset)
         for listener, kind in pairs:
             stack.callback(events.subscribe(listener, kind))
         stack.callback(probe.settle)

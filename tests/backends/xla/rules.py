@@ -48,7 +48,7 @@ def run_rule(name: str, *args: Any, **kwargs: Any) -> list[Tensor | None]:
         return [None if each is None else torch.from_dlpack(each) for each in flat]
 
 
-def assert_as_eager(name: str, *args: Any, rtol: float = 1e-5, atol: float = 1e-5, **kwargs: Any) -> None:
+def assert_as_eager(name: str, *args: Any, tolerance: float = 1e-5, **kwargs: Any) -> None:
     """The rule gives what the kernel gives, after the cast to the kernel's dtype that every rule counts on."""
     op = overload(name)
     assert op is not None, name
@@ -62,4 +62,4 @@ def assert_as_eager(name: str, *args: Any, rtol: float = 1e-5, atol: float = 1e-
             continue
         with all_bits():
             got = torch.from_dlpack(cast(array_of(got, spec_of(got)), jax_dtype(wanted.dtype)))
-        torch.testing.assert_close(got, wanted.detach().resolve_conj(), rtol=rtol, atol=atol, equal_nan=True)
+        torch.testing.assert_close(got, wanted.detach().resolve_conj(), rtol=tolerance, atol=tolerance, equal_nan=True)

@@ -29,6 +29,8 @@ from torch_ltc.program.instruction import Call, Program
 # Compiling with PyTorch's lock held keeps apart from a torch.compile on another thread. That thread may itself wait for
 # the device, so that the lock is not waited for without end.
 _LOCK_TIMEOUT_S = 120.0
+# What a thread pool says when the main thread has ended. Work that is still queued then is compiled without threads.
+_AT_EXIT = "cannot schedule new futures after"
 _WRONG_DATA = "an index is out of range, or a division has no result, or something is no probability"
 _COMPILER_MODULES = r"torch\._(inductor|functorch|dynamo|decomp|refs|prims_common)\b"
 _PATCHES: dict[str, Any] = {
@@ -66,24 +68,36 @@ class InductorBackend(Backend):
 
     def compile(self, program: Program) -> InductorFunction:
         """A function that runs code made by Inductor."""
-        built = build(program)
-        codes: list[Any] = []
-
-        def inner_compile(*args: Any, **kwargs: Any) -> Any:
-            codes.append(compile_fx_inner(*args, **kwargs))
-            return codes[-1]
-
-        readable = built.module.code
+        options = {**_PATCHES, **self.options}
         try:
-            with _compiler_lock(), _quiet(), torch.no_grad(), inductor_config.patch({**_PATCHES, **self.options}):
-                # Without symbols for sizes, which there are none of, Inductor uses none of its caches.
-                with FakeTensorMode(shape_env=ShapeEnv()):
-                    examples = example_inputs(program)
-                compiled: Any = compile_fx(built.module, examples, inner_compile=inner_compile)
+            try:
+                return _compiled(program, options)
+            except Exception as error:
+                if _AT_EXIT not in str(error):
+                    raise
+                return _compiled(program, {**options, "compile_threads": 1})
+        except CompileError:
+            raise
         except Exception as error:
             raise _refusal(program, error) from error
-        source = str(getattr(codes[-1], "source_code", "")) if codes else ""
-        return InductorFunction(program, built, compiled, source or readable)
+
+
+def _compiled(program: Program, options: Mapping[str, Any]) -> InductorFunction:
+    built = build(program)
+    readable = built.module.code
+    codes: list[Any] = []
+
+    def inner_compile(*args: Any, **kwargs: Any) -> Any:
+        codes.append(compile_fx_inner(*args, **kwargs))
+        return codes[-1]
+
+    with _compiler_lock(), _quiet(), torch.no_grad(), inductor_config.patch(dict(options)):
+        # Without symbols for sizes, which there are none of, Inductor uses none of its caches.
+        with FakeTensorMode(shape_env=ShapeEnv()):
+            examples = example_inputs(program)
+        compiled: Any = compile_fx(built.module, examples, inner_compile=inner_compile)
+    source = str(getattr(codes[-1], "source_code", "")) if codes else ""
+    return InductorFunction(program, built, compiled, source or readable)
 
 
 class _Whole(Mapping[OpOverload, Callable[..., Any]]):
@@ -123,7 +137,7 @@ class InductorFunction:
         """Run once. Inputs that the program updates are written to, unless it raises because of their data."""
         tensors = list(given)
         for position, (held, stride) in enumerate(zip(given, self._strides, strict=True)):
-            if isinstance(held, BackendData) or held.stride() != stride:
+            if isinstance(held, BackendData):
                 tensors[position] = self._own(position, held)
         returned = self._compiled(*tensors)
         if self._checked and returned[-1].item():

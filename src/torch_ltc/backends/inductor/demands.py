@@ -141,6 +141,10 @@ def _unpooled_to(given: Operands) -> Iterator[Demand]:
     return given.demand("indices", Within(0, math.prod(given["output_size"])))
 
 
+def _sorts(given: Operands) -> Iterator[Demand]:
+    return given.demand("sorter", Within(0, given.size("sorted_sequence")[-1]))
+
+
 def _probability(given: Operands) -> Iterator[Demand]:
     return given.demand("self", Probability())
 
@@ -176,6 +180,7 @@ _RULES: dict[str, Rule] = {
     "max_pool2d_with_indices_backward": _pooled_from,
     "max_unpool2d": _unpooled_to,
     "max_unpool3d": _unpooled_to,
+    "searchsorted": _sorts,
     "binary_cross_entropy": _probability,
 }
 _INTEGER_DIVISIONS = frozenset({"div", "floor_divide", "remainder", "fmod"})

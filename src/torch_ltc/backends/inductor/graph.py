@@ -21,6 +21,8 @@ from torch_ltc.program.spec import Spec
 
 aten = torch.ops.aten
 
+_RESHAPES = (aten.view.default, aten._unsafe_view.default, aten._reshape_alias.default)
+
 
 @dataclass(frozen=True, slots=True)
 class Built:
@@ -72,7 +74,11 @@ class _Builder:
         names = [argument.name for argument in call.op._schema.arguments]
         args = [self._argument(name, operand, replaced) for name, operand in zip(names, call.args)]
         kwargs = {name: self._argument(name, operand, replaced) for name, operand in call.kwargs.items()}
-        node = self._call(call.op, *(_kept_zeros(call, args)), **kwargs)
+        if call.op in _RESHAPES:
+            # Inductor may lay an intermediate out in another way than was recorded, and a view of that be illegal.
+            node = self._call(aten.reshape.default, *args[:2])
+        else:
+            node = self._call(call.op, *(_kept_zeros(call, args)), **kwargs)
         self._bind(call, node)
         roots = self._roots_of(call)
         self._roots.update((number, roots) for number in call.numbers if number >= 0)

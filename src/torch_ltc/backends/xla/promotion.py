@@ -117,9 +117,17 @@ def promote(*operands: Operand) -> list[Array]:
     return [cast(x, dtype) for x in operands]
 
 
+def promote_wide(*operands: Operand) -> list[Array]:
+    """As `promote`, half precision widened: arithmetic of half-precision tensors with numbers is done in float32."""
+    dtype = result_dtype(*operands)
+    if category(dtype) != 2 or dtype.itemsize != 2:
+        return [cast(x, dtype) for x in operands]
+    return [cast(cast(x, dtype) if _rank(x) else x, jnp.float32) for x in operands]
+
+
 def promote_float(*operands: Operand) -> list[Array]:
     """As `promote`, integers made floating point and half precision widened: what transcendental functions want."""
-    return [widen(x) for x in promote(*operands)]
+    return [widen(x) for x in promote_wide(*operands)]
 
 
 def cast(x: Operand, dtype: Any) -> Array:

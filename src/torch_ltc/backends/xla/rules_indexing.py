@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from torch_ltc.backends.xla.promotion import Operand, cast, is_floating
+from torch_ltc.backends.xla.rules_reductions import vector_norm
 from torch_ltc.backends.xla.table import rule
 
 Index = Sequence[Array | None]
@@ -91,6 +92,15 @@ def embedding_dense_backward(
     return jnp.zeros((rows, *width), gradient.dtype).at[places].add(gradient)
 
 
+@rule("embedding_renorm")
+def embedding_renorm(weight: Array, places: Array, max_norm: Operand, order: Operand) -> Array:
+    """The table with those rows among `places` shortened that are longer than `max_norm`."""
+    used = jnp.zeros((weight.shape[0],), jnp.bool_).at[jnp.ravel(places)].set(True)
+    length = vector_norm(weight, order, 1)
+    factor = jnp.where(used & (length > max_norm), max_norm / (length + 1e-7), 1)
+    return weight * factor[:, None].astype(weight.dtype)
+
+
 def _grid(places: Array, dim: int) -> tuple[Array, ...]:
     """For each element of `places` its own coordinates, that of `dim` replaced by its value."""
     axis = dim % places.ndim
@@ -100,6 +110,8 @@ def _grid(places: Array, dim: int) -> tuple[Array, ...]:
 @rule("gather")
 def gather(x: Array, dim: int, places: Array, *, sparse_grad: bool = False) -> Array:
     """`x[i][places[i][j]]` and the like."""
+    if places.size == 0:
+        return jnp.zeros(places.shape, x.dtype)
     if places.ndim == 0 or x.ndim == 0:
         return jnp.reshape(jnp.ravel(x)[jnp.ravel(places)], places.shape)
     return x[_grid(places, dim)]
@@ -155,6 +167,9 @@ def scatter_reduce(
     """As `scatter`, combining what is written to one place by sum, prod, mean, amax or amin."""
     if places.size == 0:
         return x
+    if x.dtype == jnp.bool_:
+        # The product of booleans is their minimum, and they have no arithmetic in XLA.
+        reduce = {"prod": "amin", "sum": "amax", "mean": "amin"}.get(reduce, reduce)
     start = x if include_self else _scattered(x, dim, places, neutral(reduce, x.dtype), "set")
     result = _scattered(start, dim, places, source, _METHODS[reduce])
     if reduce != "mean":

@@ -100,7 +100,7 @@ def triangular_solve(
 def eigh(x: Array, uplo: str = "L", compute_v: bool = True) -> tuple[Array, Array]:
     """Eigenvalues and eigenvectors of a Hermitian matrix."""
     if x.size == 0:
-        return jnp.zeros(x.shape[:-1], x.real.dtype), x
+        return jnp.zeros(x.shape[:-1], x.real.dtype), x if compute_v else jnp.zeros((0,), x.dtype)
     vectors, values = lax.linalg.eigh(x, lower=uplo.upper() == "L", symmetrize_input=False)
     return values, vectors if compute_v else jnp.zeros((0,), x.dtype)
 

@@ -18,6 +18,7 @@ from torch_ltc.backends.xla.promotion import (
     is_floating,
     promote,
     promote_float,
+    promote_wide,
     result_dtype,
     to_torch_dtype,
     widen,
@@ -122,16 +123,20 @@ BINARY: dict[str, Callable[..., Any]] = {
     "lt.Tensor": jnp.less,
     "maximum": jnp.maximum,
     "minimum": jnp.minimum,
-    "mul.Scalar": jnp.multiply,
-    "mul.Tensor": jnp.multiply,
     "ne.Scalar": jnp.not_equal,
     "ne.Tensor": jnp.not_equal,
     "nextafter": jnp.nextafter,
+}
+
+# The same, half precision widened.
+ARITHMETIC: dict[str, Callable[..., Any]] = {
+    "fmod.Scalar": lax.rem,
+    "fmod.Tensor": lax.rem,
+    "mul.Scalar": jnp.multiply,
+    "mul.Tensor": jnp.multiply,
     "remainder.Scalar": jnp.remainder,
     "remainder.Scalar_Tensor": jnp.remainder,
     "remainder.Tensor": jnp.remainder,
-    "fmod.Scalar": lax.rem,
-    "fmod.Tensor": lax.rem,
 }
 
 # The same for floating-point arguments.
@@ -156,6 +161,10 @@ def _binary(function: Callable[..., Any]) -> Callable[[Operand, Operand], Array]
     return lambda x, y: function(*jnp.broadcast_arrays(*promote(x, y)))
 
 
+def _arithmetic(function: Callable[..., Any]) -> Callable[[Operand, Operand], Array]:
+    return lambda x, y: function(*jnp.broadcast_arrays(*promote_wide(x, y)))
+
+
 def _float_binary(function: Callable[..., Any]) -> Callable[[Operand, Operand], Array]:
     return lambda x, y: function(*promote_float(x, y))
 
@@ -169,6 +178,8 @@ for _name, _function in UNARY.items():
     add_rules(_function, [_name])
 for _name, _function in BINARY.items():
     add_rules(_binary(_function), [_name])
+for _name, _function in ARITHMETIC.items():
+    add_rules(_arithmetic(_function), [_name])
 for _name, _function in FLOAT_BINARY.items():
     add_rules(_float_binary(_function), [_name])
 
@@ -176,14 +187,14 @@ for _name, _function in FLOAT_BINARY.items():
 @rule("add.Tensor", "add.Scalar")
 def add(x: Operand, y: Operand, alpha: Operand = 1) -> Array:
     """`x + alpha * y`."""
-    a, b = promote(x, y)
+    a, b = promote_wide(x, y)
     return jnp.add(a, _scaled(b, alpha))
 
 
 @rule("sub.Tensor", "sub.Scalar")
 def sub(x: Operand, y: Operand, alpha: Operand = 1) -> Array:
     """`x - alpha * y`."""
-    a, b = promote(x, y)
+    a, b = promote_wide(x, y)
     return jnp.subtract(a, _scaled(b, alpha))
 
 
@@ -213,7 +224,7 @@ def _floor_divide(a: Array, b: Array) -> Array:
 def power(x: Operand, y: Operand) -> Array:
     """`x ** y`."""
     dtype = result_dtype(x, y)
-    base, exponent = cast(x, dtype), cast(y, dtype)
+    base, exponent = promote_wide(x, y)
     if category(dtype) == 1:
         return _integer_power(base, exponent)
     if isinstance(y, (int, float)) and math.isfinite(y) and y == int(y) and abs(y) <= 64:

@@ -20,9 +20,9 @@ from torch_ltc.backends.xla.table import add_rules, rule
 _EULER = 0.5772156649015329
 # Below this the power series is used. Both are good to ten digits there.
 _NEAR = 12.0
+_WIDE = 50.0
 _SERIES_TERMS = 40
 _ASYMPTOTIC_TERMS = 22
-_MOST_ORDER = 64
 
 
 def _series(x: Array, order: int) -> tuple[Array, Array]:
@@ -65,7 +65,6 @@ def _bessel_j(order: int) -> Callable[[Array], Array]:
         near = _series(jnp.minimum(size, _NEAR), order)[0]
         far = _asymptotic(jnp.maximum(size, _NEAR), order)[0]
         result = jnp.where(size < _NEAR, near, far)
-        result = jnp.where(jnp.isinf(size), 0.0, result)
         return result * jnp.sign(wide) if order % 2 else result
 
     return run
@@ -80,7 +79,6 @@ def _bessel_y(order: int) -> Callable[[Array], Array]:
         near = (2 * jnp.log(small / 2) * first - rest - pole) / np.pi
         far = _asymptotic(jnp.maximum(wide, _NEAR), order)[1]
         result = jnp.where(wide < _NEAR, near, far)
-        result = jnp.where(jnp.isinf(wide), 0.0, result)
         return jnp.where(wide == 0, -jnp.inf, jnp.where(wide < 0, jnp.nan, result))
 
     return run
@@ -91,12 +89,17 @@ def _bessel_k(order: int, scaled: bool) -> Callable[[Array], Array]:
         wide = x.astype(jnp.float64)
         positive = jnp.where(wide > 0, wide, 1.0)
         step, count = 0.05, 200
-        total = 0.5 * jnp.ones_like(positive)
-        for k in range(1, count):
+
+        def add(k: Array, total: Array) -> Array:
             # cosh(t) - 1, without the loss of digits near zero.
-            rise = 2 * np.sinh(k * step / 2) ** 2
-            total = total + jnp.exp(-positive * rise) * np.cosh(order * k * step)
-        result = total * step
+            rise = 2 * jnp.sinh(k * step / 2) ** 2
+            return total + jnp.exp(-positive * rise) * jnp.cosh(order * k * step)
+
+        total = lax.fori_loop(1, count, add, 0.5 * jnp.ones_like(positive))
+        # Where the integrand is narrower than a few steps, the first terms of the asymptotic expansion.
+        mu = 4.0 * order * order
+        factor = 1 + (mu - 1) / (8 * positive) * (1 + (mu - 9) / (16 * positive) * (1 + (mu - 25) / (24 * positive)))
+        result = jnp.where(positive < _WIDE, total * step, jnp.sqrt(np.pi / (2 * positive)) * factor)
         result = result if scaled else result * jnp.exp(-positive)
         # The integral runs out of range near zero, where the leading term is enough.
         tiny = -jnp.log(positive / 2) - _EULER if order == 0 else 1 / positive
@@ -122,7 +125,9 @@ for _name, _function in _FUNCTIONS.items():
 
 
 # How a polynomial of order n + 1 follows from those of order n and n - 1: (n, x, p_n, p_(n-1)).
-_Recurrence = Callable[[int, Array, Array, Array], Array]
+_Recurrence = Callable[[Array, Array, Array, Array], Array]
+# The result so far, and the polynomials of the last two orders.
+_State = tuple[Array, Array, Array]
 # The polynomial of order 1.
 _First = Callable[[Array], Array]
 
@@ -133,17 +138,21 @@ def _polynomial(first: _First, recurrence: _Recurrence, shifted: bool = False) -
         wanted = jnp.trunc(wanted)
         place = 2 * place - 1 if shifted else place
         before, here = jnp.ones_like(place), first(place)
-        result = jnp.where(wanted < 0, 0.0, jnp.where(wanted == 0, before, here))
-        # Python's loop: the order is at most what PyTorch computes by recurrence, and each step is one fused line.
-        for n in range(1, _MOST_ORDER):
-            before, here = here, recurrence(n, place, here, before)
-            result = jnp.where(wanted == n + 1, here, result)
-        return result
+        result = jnp.where(wanted < 0, 0.0, jnp.where(wanted == 0, before, here)).astype(place.dtype)
+
+        def step(n: Array, state: _State) -> _State:
+            result, here, before = state
+            after = recurrence(n.astype(place.dtype), place, here, before)
+            return jnp.where(wanted == n + 1, after, result), after, here
+
+        # As many steps as the highest order asks for.
+        last = jnp.max(wanted, initial=1).astype(jnp.int64)
+        return lax.fori_loop(1, last, step, (result, here, before))[0]
 
     return run
 
 
-def _chebyshev(n: int, x: Array, here: Array, before: Array) -> Array:
+def _chebyshev(n: Array, x: Array, here: Array, before: Array) -> Array:
     return 2 * x * here - before
 
 
@@ -189,7 +198,8 @@ def _zeta(s: Array, q: Array) -> Array:
     extra, place = lax.while_loop(left, step, (jnp.zeros_like(q), q))
     defined = (q > 0) | (s == jnp.floor(s))
     pole = (q <= 0) & (q == jnp.floor(q))
-    return jnp.where(defined, jnp.where(pole, jnp.inf, extra + lax.zeta(s, place)), jnp.nan)
+    result = jnp.where(defined, jnp.where(pole, jnp.inf, extra + lax.zeta(s, place)), jnp.nan)
+    return jnp.where(s == 1, jnp.inf, jnp.where(s < 1, jnp.nan, result))
 
 
 @rule("digamma")

@@ -108,10 +108,12 @@ def more_gradients(on: Stage) -> Any:
 def running_statistics(on: Stage) -> Any:
     """Batch normalisation writes its running statistics in training and leaves them in evaluation."""
     torch.manual_seed(1)
-    model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.ReLU()).to(on.device)
+    model = nn.Sequential(nn.Conv2d(2, 3, 3, bias=False), nn.BatchNorm2d(3), nn.ReLU()).to(on.device)
     images = (on.ramp(2, 2, 6, 6) * 0.01).sin()
+    # Of a plain sum, and of a bias before the normalisation, the gradient is what rounding leaves of a zero.
+    weights = (on.ramp(2, 3, 4, 4) * 0.7).cos()
     for _ in range(3):
-        model(images).sum().backward()
+        (model(images) * weights).sum().backward()
         on.sync()
     trained = {name: value.clone() for name, value in model.state_dict().items()}
     model.eval()

@@ -1,0 +1,111 @@
+"""Tensors and JAX arrays share memory where the layout allows it."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import pytest
+import torch
+
+from torch_ltc.backends.xla.data import JaxData, array_of, held_spec, jax_device, order_of
+from torch_ltc.backends.xla.promotion import DTYPES, all_bits
+from torch_ltc.errors import BackendError
+from torch_ltc.lowering.data import BackendData, BackendDevice, DataState
+from torch_ltc.program.spec import make_spec, spec_of
+
+
+def handle(tensor: torch.Tensor) -> JaxData:
+    with all_bits():
+        return JaxData(BackendDevice(), spec_of(tensor), array_of(tensor, spec_of(tensor)))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("size", [(), (3,), (2, 3), (2, 0)], ids=str)
+def test_every_dtype_and_size_comes_back(dtype: torch.dtype, size: tuple[int, ...]) -> None:
+    tensor = torch.ones(size, dtype=dtype)
+    back = handle(tensor).tensor()
+    assert back.dtype is dtype
+    assert torch.equal(back.to(torch.complex128), tensor.to(torch.complex128))
+
+
+def test_a_tensor_and_its_array_share_memory() -> None:
+    tensor = torch.zeros(4, 4)
+    assert array_of(tensor, spec_of(tensor)).unsafe_buffer_pointer() == tensor.data_ptr()
+
+
+@pytest.mark.parametrize("order", [(1, 0, 2), (2, 0, 1), (0, 1, 2)])
+def test_a_permuted_tensor_shares_its_memory_as_a_permuted_array(order: tuple[int, ...]) -> None:
+    tensor = torch.arange(24.0).view(2, 3, 4).permute(order)
+    held = handle(tensor)
+    assert held.array.unsafe_buffer_pointer() == tensor.data_ptr()
+    back = held.tensor()
+    assert back.data_ptr() == tensor.data_ptr()
+    assert back.stride() == tensor.stride()
+    assert torch.equal(back, tensor)
+
+
+def test_a_tensor_with_holes_is_copied_without_them() -> None:
+    tensor = torch.arange(10.0)[::2]
+    assert held_spec(spec_of(tensor)) is make_spec(torch.float32, (5,), (1,))
+    assert array_of(tensor, spec_of(tensor)).tolist() == tensor.tolist()
+
+
+def test_an_expanded_tensor_is_copied_whole() -> None:
+    tensor = torch.arange(3.0).expand(2, 3)
+    assert array_of(tensor, spec_of(tensor)).tolist() == tensor.tolist()
+
+
+def test_a_conjugated_tensor_is_resolved() -> None:
+    tensor = torch.tensor([1 + 2j]).conj()
+    assert array_of(tensor, spec_of(tensor)).tolist() == [1 - 2j]
+
+
+def test_order_of_channels_last_is_that_of_memory() -> None:
+    spec = spec_of(torch.empty(2, 3, 4, 5).to(memory_format=torch.channels_last))
+    assert order_of(spec) == (0, 2, 3, 1)
+
+
+def test_the_view_of_a_handle_is_made_once_and_counts_as_shared() -> None:
+    held = handle(torch.ones(2))
+    assert not held.shared
+    assert held.tensor() is held.tensor()
+    assert held.shared
+
+
+def test_a_write_through_the_view_reaches_the_array() -> None:
+    held = handle(torch.ones(2).clone())
+    held.tensor().mul_(3)
+    assert held.array.tolist() == [3.0, 3.0]
+
+
+def test_memory_of_an_empty_array_can_grow() -> None:
+    held = handle(torch.empty(0))
+    held.tensor().untyped_storage().resize_(16)
+    assert held.tensor().untyped_storage().nbytes() == 16
+
+
+def test_a_handle_holds_data() -> None:
+    held = handle(torch.ones(3))
+    assert held.state is DataState.TENSOR
+    assert held.has_value
+    assert held.size_bytes == 12
+
+
+def test_assigning_takes_the_data_of_another_handle() -> None:
+    held = handle(torch.ones(2))
+    held.tensor()
+    held.assign(BackendData.from_tensor(torch.tensor([4.0, 5.0])))
+    assert held.tensor().tolist() == [4.0, 5.0]
+    with pytest.raises(BackendError, match="cannot hold"):
+        held.assign(BackendData.from_tensor(torch.ones(3)))
+
+
+def test_a_handle_of_another_geometry_is_read_as_a_tensor() -> None:
+    held = handle(torch.arange(4.0).view(2, 2))
+    turned = make_spec(torch.float32, (2, 2), (1, 2))
+    assert array_of(held, turned).tolist() == jnp.asarray([[0.0, 2.0], [1.0, 3.0]]).tolist()
+
+
+def test_a_device_that_jax_does_not_see_is_an_error() -> None:
+    with pytest.raises(BackendError, match="JAX sees no device cuda:7") as raised:
+        jax_device(torch.device("cuda", 7))
+    assert "jax[cuda" in str(raised.value)

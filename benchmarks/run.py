@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 import signal
 import sys
+import tempfile
 import time
 from pathlib import Path
 from types import FrameType
@@ -27,13 +29,13 @@ from benchmarks.workloads import WORKLOADS
 ADDS = "adds"
 RESULTS = Path(__file__).parent / "results"
 # The short form: cheap workloads first, and what is not reached in time is left out.
-QUICK_ORDER = tuple("abcgjihefd")
+QUICK_ORDER = tuple("abcgjihfed")
 QUICK_SYSTEMS = ("eager", "original", "compile", "ltc-torchscript", "ltc-inductor")
 QUICK_LIMIT_S = 270.0
 
 
 def quick_options() -> Options:
-    """Few rounds, and no figure that needs more processes."""
+    """Few rounds, no figure that needs more processes, and what was compiled is kept for the next time."""
     return Options(
         rounds=5,
         first_steps=10,
@@ -42,8 +44,10 @@ def quick_options() -> Options:
         first_limit_s=6.0,
         rounds_limit_s=6.0,
         settle_limit_s=45.0,
+        short=True,
         memory=False,
         second=False,
+        cache=Path(tempfile.gettempdir()) / f"torch_ltc_bench_{os.getuid()}",
         deadline=time.monotonic() + QUICK_LIMIT_S,
     )
 
@@ -71,6 +75,7 @@ def measure(workloads: tuple[str, ...], systems: tuple[str, ...], options: Optio
             continue
         if key == ADDS:
             results[ADDS] = collect(options.rounds)
+            save(path, results)
             continue
         figures = Session(key, running, options, _say).measure()
         summarise(figures)

@@ -30,6 +30,9 @@ SHORTEST_SAMPLES = 3
 MEMORY_STEPS = 3
 SECOND_STEPS = 10
 
+# The workloads of the short form for systems that take minutes on others: compiling, or running, d with the original.
+SHORT_FORM = {"compile": "abc", "compile-optimizer": "abc", "ltc-inductor": "abc", "original": "abcefghj"}
+
 Figures = dict[str, Any]
 
 
@@ -48,6 +51,8 @@ class Options:
     rounds_limit_s: float = 60.0
     # The most that warming up may take: compiles, some of them in the background.
     settle_limit_s: float = 240.0
+    # Slow systems on few workloads only.
+    short: bool = False
     memory: bool = True
     second: bool = True
     # What a process may take: the original needs far more than others where it cannot record an optimizer.
@@ -105,6 +110,8 @@ class Session:
         for name, figures in self.figures.items():
             if name == "compile-optimizer" and not self.workload.has_optimizer:
                 figures.update(status="left out", reason="there is no optimizer: the same as compile")
+            elif self.options.short and self.workload.key not in SHORT_FORM.get(name, self.workload.key):
+                figures.update(status="left out", reason="takes too long for the short form")
 
     def _names(self) -> list[str]:
         return [name for name, figures in self.figures.items() if figures["status"] == "ok"]

@@ -17,12 +17,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import torch_ltc
-from tests.support.backends import ArrayData, record
+from tests.support.backends import record
 from torch_ltc import events
 from torch_ltc.backends.inductor import InductorBackend
 from torch_ltc.backends.inductor.backend import InductorFunction
 from torch_ltc.config import settings
 from torch_ltc.errors import BackendWarning, CompileError, ExecutionError
+from torch_ltc.lowering.data import BackendData
 from torch_ltc.lowering.lower import functional_form
 from torch_ltc.lowering.registry import registry
 from torch_ltc.program.instruction import Program
@@ -117,10 +118,10 @@ def test_data_of_another_backend_is_left_as_it_is() -> None:
 
     weight, gradient = torch.rand(40), torch.rand(40)
     _, function = compiled(step, weight, gradient)
-    held = ArrayData(weight.numpy().copy())
-    (updated,) = function(held, ArrayData(gradient.numpy()))
+    held = BackendData.from_tensor(weight.clone())
+    (updated,) = function(held, BackendData.from_tensor(gradient))
     torch.testing.assert_close(updated, weight - gradient)
-    torch.testing.assert_close(torch.from_numpy(held.array), weight, rtol=0, atol=0)
+    torch.testing.assert_close(held.tensor(), weight, rtol=0, atol=0)
 
 
 def test_an_input_in_another_layout_is_read_by_its_elements() -> None:

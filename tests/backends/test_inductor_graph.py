@@ -163,6 +163,12 @@ DEMANDING = [
     Demanding("gather_scalar", lambda x, i: x.gather(0, i), lambda v: (torch.rand(()), torch.tensor(v)), (0,), (1, -1)),
     Demanding("index", lambda x, i: x[i], rows_of, **BOTH_ENDS),
     Demanding("index_second", lambda x, i: x.t()[:, i], rows_of, **BOTH_ENDS),
+    Demanding(
+        "index_both",
+        lambda x, i, j: x[i, j],
+        lambda v: (torch.rand(3, 5), torch.tensor([0, 1, 2]), row(v)),
+        **BOTH_ENDS,
+    ),
     Demanding("index_int32", lambda x, i: x[i], lambda v: (torch.rand(5), row(v).int()), **BOTH_ENDS),
     Demanding("index_put", lambda x, i, y: x.index_put((i,), y), written, **BOTH_ENDS),
     Demanding("index_select", lambda x, i: x.index_select(0, i), rows_of, **NO_NEGATIVE),

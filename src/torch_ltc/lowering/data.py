@@ -126,7 +126,11 @@ class BackendData:
             raise BackendError(f"a handle on {self.spec} cannot hold {other.spec}")
         if other.device != self.device:
             raise DeviceMismatchError(f"a handle on {self.device} cannot hold data of {other.device}", hint="copy it")
-        self._held = other.tensor()
+        held = other.tensor()
+        if spec_of(held) is not self.spec:
+            size, stride = self.spec.size, self.spec.stride
+            held = torch.empty_strided(size, stride, dtype=self.spec.dtype, device=held.device).copy_(held)
+        self._held = held
 
     def tensor(self) -> torch.Tensor:
         """The data as a PyTorch tensor, without a copy where that can be."""

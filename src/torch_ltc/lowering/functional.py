@@ -37,9 +37,12 @@ class FunctionalComputation(Computation):
     def __init__(self, backend: Backend, recorded: Program, functional: Functional, parts: list[CompiledPart]) -> None:
         self.program = recorded
         self.functional = functional
+        self.takes_handles = True
         self.keeps_inputs = backend.keeps_inputs and _nothing_fails_late(parts)
         self.restored = () if self.keeps_inputs else inputs_at_risk(functional.program, functional.parameters)
         self._backend = backend.name
+        # The classes of the handles that its functions have returned: data behind any other handle comes as a tensor.
+        self._handles: set[type] = backend.__dict__.setdefault("_handles", set())
         self._parts = parts
         self._pure = functional.program
         recorded_specs = recorded.specs()
@@ -58,23 +61,14 @@ class FunctionalComputation(Computation):
             values[number] = torch.tensor(arguments.scalars[slot], dtype=dtype)
         for compiled in self._parts:
             self._run_part(compiled, values, arguments)
-        # Memory that is spoken for: an output must not share it.
-        taken = _Memory(given)
-        outcome = Outcome([], [], {})
-        for update in self._pure.updates:
-            spec = self.functional.parameters[update.input].spec
-            self._install(update.input, given[update.input], values[update.number], spec, arguments, outcome, taken)
-        for (recorded, spec), number in zip(self._expected, self._pure.outputs, strict=True):
-            result = values[number]
-            check_result(self._backend, self.program, recorded, result, spec)
-            outcome.results.append(taken.own(fitted(result, spec), spec))
-        return outcome
+        self._check(given, values)
+        return self._install(given, values, arguments)
 
     def _given(self, parameter: Parameter, arguments: Arguments) -> torch.Tensor | BackendData:
         held = arguments.held[parameter.position]
         assert not isinstance(held, LtcError)
         if not parameter.flat:
-            return held
+            return held if type(held) in self._handles else _tensor(held)
         tensor = held.tensor() if isinstance(held, BackendData) else held
         return alias_physical(tensor, parameter.spec)
 
@@ -87,27 +81,39 @@ class FunctionalComputation(Computation):
             given = [values[i.number] for i in program.inputs]
             given += [values[i.number] for i in program.numbers]
             results = check_count(self._backend, program, compiled.function(*given), len(program.results))
+            self._handles.update(type(result) for result in results if isinstance(result, BackendData))
             values.update(zip(program.results, results, strict=True))
 
-    def _install(
-        self,
-        position: int,
-        old: torch.Tensor | BackendData,
-        new: Any,
-        spec: Spec,
-        arguments: Arguments,
-        outcome: Outcome,
-        taken: _Memory,
-    ) -> None:
-        """Give an input its new value: other memory where that is allowed, else a copy into its own."""
-        if new is old:
-            return
-        check_result(self._backend, self._pure, self._pure.inputs[position].number, new, spec)
-        parameter = self.functional.parameters[position]
-        if arguments.replaceable and not parameter.flat and _is_whole(old, spec):
-            outcome.replaced[parameter.position] = taken.own(fitted(new, spec), spec)
-        else:
-            _tensor(old).copy_(_tensor(new))
+    def _check(self, given: list[Any], values: dict[int, Any]) -> None:
+        """Raise unless every result is what was recorded; nothing has been written yet."""
+        for update in self._pure.updates:
+            if values[update.number] is not given[update.input]:
+                spec = self.functional.parameters[update.input].spec
+                check_result(self._backend, self._pure, update.number, values[update.number], spec)
+        for (recorded, spec), number in zip(self._expected, self._pure.outputs, strict=True):
+            check_result(self._backend, self.program, recorded, values[number], spec)
+
+    def _install(self, given: list[Any], values: dict[int, Any], arguments: Arguments) -> Outcome:
+        """Give outputs their data and inputs their new values: other memory where that is allowed, else a copy into
+        their own, after everything that is read from their old memory has been read."""
+        # Memory that is spoken for: an output must not share it.
+        taken = Memory(given)
+        outcome = Outcome([], [], {})
+        copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+        for update in self._pure.updates:
+            old, new = given[update.input], values[update.number]
+            if new is old:
+                continue
+            parameter = self.functional.parameters[update.input]
+            if arguments.replaceable and not parameter.flat and _is_whole(old, parameter.spec):
+                outcome.replaced[parameter.position] = taken.own(fitted(new, parameter.spec), parameter.spec)
+            else:
+                copies.append((_tensor(old), _tensor(taken.apart(new))))
+        for (_, spec), number in zip(self._expected, self._pure.outputs, strict=True):
+            outcome.results.append(taken.own(fitted(values[number], spec), spec))
+        for target, value in copies:
+            target.copy_(value)
+        return outcome
 
 
 def _tensor(held: torch.Tensor | BackendData) -> torch.Tensor:
@@ -121,7 +127,7 @@ def _is_whole(held: torch.Tensor | BackendData, spec: Spec) -> bool:
     return isinstance(held, BackendData) or held.untyped_storage().nbytes() == spec.numel * spec.dtype.itemsize
 
 
-class _Memory:
+class Memory:
     """Which memory has an owner already."""
 
     def __init__(self, held: list[Any]) -> None:
@@ -132,6 +138,10 @@ class _Memory:
     @staticmethod
     def _identity(held: torch.Tensor | BackendData) -> int:
         return id(held) if isinstance(held, BackendData) else int(held.untyped_storage()._cdata)
+
+    def apart(self, held: torch.Tensor | BackendData) -> torch.Tensor | BackendData:
+        """The data itself, or a copy if its memory has an owner, who may be given another value."""
+        return _tensor(held).clone() if self._identity(held) in self._known else held
 
     def own(self, held: torch.Tensor | BackendData, spec: Spec) -> torch.Tensor | BackendData:
         """The data itself if its memory is nobody's, else a copy."""

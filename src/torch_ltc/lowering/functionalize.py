@@ -179,7 +179,8 @@ class _Tracer:
             run = form
         mark = self._writer.mark()
         results = flatten_results(run(*args, **kwargs), call)
-        if not call.mutated and not all(map(_fits, call.flat_returns, results)):
+        numbered = any(slot in self._slots for slot in scalar_slots(call))
+        if not call.mutated and not numbered and not all(map(_fits, call.flat_returns, results)):
             # Fake kernels that do not know the real one's sizes: the record does.
             self._writer.roll_back(mark)
             results = self._opaque(call, args, kwargs)
@@ -311,6 +312,10 @@ def scalar_slots(call: Call) -> list[int]:
     return found
 
 
+class _WritesError(CompileError):
+    """A composite operator writes to memory of its own."""
+
+
 class _Writer(TorchDispatchMode):
     """Takes operators apart and writes down the calls that are left."""
 
@@ -320,6 +325,8 @@ class _Writer(TorchDispatchMode):
         self._device = device
         # True while fake tensors are made that no call of the program makes.
         self._silent = False
+        # How many composite operators are being taken apart, one inside the other.
+        self._composites = 0
         self._instructions: list[Instruction] = []
         # Fake tensors are kept alive: their identity stands for their value number.
         self._numbers: dict[int, int] = {}
@@ -417,12 +424,27 @@ class _Writer(TorchDispatchMode):
                     if out is not NotImplemented:
                         return out
                 elif op.namespace == "aten" and op._can_decompose():
-                    out = op.decompose(*args, **kwargs)
+                    out = self._decomposed(op, args, kwargs)
                     if out is not NotImplemented:
                         return out
+        if self._composites and not random and _declares_writes(op):
+            raise _WritesError(f"{op} writes to its operand inside a composite operator")
         out = op(*args, **kwargs)
         self._write(op, args, kwargs, out)
         return out
+
+    def _decomposed(self, op: OpOverload, args: Any, kwargs: Any) -> Any:
+        """What PyTorch makes of a composite operator, unless it writes on the way: nothing would turn that into values
+        here, below functionalization."""
+        mark = self.mark()
+        self._composites += 1
+        try:
+            return op.decompose(*args, **kwargs)
+        except _WritesError:
+            self.roll_back(mark)
+            return NotImplemented
+        finally:
+            self._composites -= 1
 
     def _write(self, op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
         operands: list[int] = []

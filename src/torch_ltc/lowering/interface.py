@@ -85,6 +85,23 @@ class Arguments:
         self.replaceable = replaceable
         self._inputs: list[torch.Tensor | LtcError] | None = None
 
+    def make_writable(self, positions: Sequence[int]) -> dict[int, torch.Tensor | BackendData]:
+        """Before a run that writes in place: tensors instead of handles at these positions. They replace what stands
+        for the inputs outside."""
+        made: dict[int, torch.Tensor | BackendData] = {}
+        held = list(self.held)
+        for position in positions:
+            item = held[position]
+            if isinstance(item, BackendData):
+                # A copy: what the handle gives may be memory that other handles share.
+                spec = item.spec
+                base = torch.empty(spec.extent(), dtype=spec.dtype, device=self.device)
+                tensor = base.as_strided(spec.size, spec.stride, spec.offset).copy_(item.tensor())
+                held[position] = made[position] = tensor
+        if made:
+            self.held, self._inputs = held, None
+        return made
+
     def tensor(self, position: int) -> torch.Tensor | LtcError:
         """A PyTorch tensor, or the error that lost it, for one input."""
         held = self.held[position]
@@ -117,6 +134,8 @@ class Computation(abc.ABC):
     restored: tuple[int, ...] | None = None
     # True if a run that raises has left its inputs as they were.
     keeps_inputs: bool = False
+    # True if it takes handles as they are, and says in `Outcome.replaced` what becomes of the inputs that it updates.
+    takes_handles: bool = False
 
     @abc.abstractmethod
     def run(self, arguments: Arguments) -> Outcome:
@@ -162,7 +181,8 @@ class FunctionComputation(Computation):
         given: list[Any] = [*arguments.inputs, *arguments.scalars]
         if self.program.random:
             given.append(arguments.generator)
-        return Outcome(list(self._function(*given)))
+        # Checked, and made a list, by the runtime.
+        return Outcome(self._function(*given))  # type: ignore[arg-type]
 
     def to_string(self) -> str:
         """The text that came with the function, or the program's."""
@@ -171,7 +191,7 @@ class FunctionComputation(Computation):
 
 def refusal(backend: str, program: Program, error: Exception) -> CompileError:
     """What is raised when a backend fails with an error of its own: backend, operator and line named."""
-    if isinstance(error, CompileError):
+    if isinstance(error, CompileError) and error.source:
         return error
     call = _call_in(error.__traceback__) or (program.calls[0] if program.calls else None)
     lines = str(error).strip().splitlines() or [""]
@@ -180,6 +200,7 @@ def refusal(backend: str, program: Program, error: Exception) -> CompileError:
         f"{backend} cannot compile program {program.identity} of {len(program.calls)} calls{where}: "
         f"{type(error).__name__}: {lines[0]}",
         source=str(call.source) if call is not None else None,
+        hint=error.hint if isinstance(error, LtcError) else None,
     )
     made.__cause__ = error
     return made

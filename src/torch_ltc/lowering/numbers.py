@@ -17,6 +17,7 @@ from torch_ltc.program.spec import make_spec
 aten = torch.ops.aten
 Form = Callable[..., Any]
 
+_HALF = (torch.bfloat16, torch.float16)
 NUMBER_SPECS = {
     float: make_spec(torch.float64, (), ()),
     int: make_spec(torch.int64, (), ()),
@@ -42,6 +43,18 @@ def _scaled(tensor: Any, factor: Any) -> Any:
     return aten.mul.Tensor(tensor, _like(factor, tensor) if isinstance(tensor, torch.Tensor) else factor)
 
 
+def _wide(number: Any, tensor: torch.Tensor) -> Any:
+    """As `_like`, for calls whose result is a float also of integers: a negative number keeps its sign beside uint8."""
+    whole = not (tensor.dtype.is_floating_point or tensor.dtype.is_complex)
+    if whole and isinstance(number, torch.Tensor):
+        return aten._to_copy.default(number, dtype=torch.get_default_dtype())
+    return _like(number, tensor)
+
+
+def _div(self: torch.Tensor, other: Any) -> Any:
+    return aten.div.Tensor(self, _wide(other, self))
+
+
 def _binary(op: Form) -> Form:
     def run(self: torch.Tensor, other: Any) -> Any:
         return op(self, _like(other, self))
@@ -51,6 +64,8 @@ def _binary(op: Form) -> Form:
 
 def _sum(sign: Form) -> Form:
     def run(self: torch.Tensor, other: Any, alpha: Any = 1) -> Any:
+        if not isinstance(other, torch.Tensor):
+            return sign(self, aten.mul.Tensor(_like(alpha, self), other))
         return sign(self, _scaled(_like(other, self), alpha))
 
     return run
@@ -65,6 +80,9 @@ def _addcmul(self: torch.Tensor, first: torch.Tensor, second: torch.Tensor, *, v
 
 
 def _addcdiv(self: torch.Tensor, first: torch.Tensor, second: torch.Tensor, *, value: Any = 1) -> Any:
+    if self.dtype in _HALF:
+        wide = [aten._to_copy.default(tensor, dtype=torch.float32) for tensor in (self, first, second)]
+        return aten._to_copy.default(_addcdiv(*wide, value=value), dtype=self.dtype)
     return aten.add.Tensor(self, aten.div.Tensor(_scaled(first, value), second))
 
 
@@ -81,23 +99,42 @@ def _power_of_number(self: Any, exponent: torch.Tensor) -> Any:
 
 
 def _clamp(self: torch.Tensor, min: Any = None, max: Any = None) -> Any:
-    low = None if min is None else _like(_as_tensor(min, self), self)
-    high = None if max is None else _like(_as_tensor(max, self), self)
+    bounds = [bound for bound in (min, max) if bound is not None]
+    fractional = any(_is_fractional(bound) for bound in bounds)
+    like = _wide if fractional else _like
+    low, high = (None if bound is None else like(_as_tensor(bound, self), self) for bound in (min, max))
     return aten.clamp.Tensor(self, low, high)
+
+
+def _is_fractional(number: Any) -> bool:
+    return number.dtype.is_floating_point if isinstance(number, torch.Tensor) else isinstance(number, float)
 
 
 def _as_tensor(number: Any, like: torch.Tensor) -> Any:
     if isinstance(number, torch.Tensor):
         return number
-    return aten.scalar_tensor.default(number, dtype=like.dtype, device=like.device)
+    dtype = torch.float64 if isinstance(number, float) else torch.int64
+    return aten.scalar_tensor.default(number, dtype=dtype, device=like.device)
 
 
 def _fill(self: torch.Tensor, value: Any) -> Any:
-    return aten.copy.default(self, aten.expand.default(_like(value, self).to(self.dtype), self.size()))
+    return aten.copy.default(self, aten.expand.default(_cast(value, self), self.size()))
 
 
 def _masked_fill(self: torch.Tensor, mask: torch.Tensor, value: Any) -> Any:
-    return aten.masked_fill.Tensor(self, mask, _like(value, self).to(self.dtype))
+    return aten.masked_fill.Tensor(self, mask, _cast(value, self))
+
+
+def _cast(value: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """The number in the dtype of what it fills, at once: a detour over float32 would round large integers."""
+    cast: torch.Tensor = aten._to_copy.default(value, dtype=target.dtype)
+    return cast
+
+
+def _scalar_tensor(
+    s: torch.Tensor, *, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None
+) -> Any:
+    return aten._to_copy.default(s, dtype=dtype or torch.get_default_dtype(), device=device)
 
 
 def _full(
@@ -120,12 +157,20 @@ def _full_like(self: torch.Tensor, fill_value: torch.Tensor, *, dtype: Any = Non
     return _fill(aten.empty_like.default(self, dtype=dtype, **options), fill_value)
 
 
+def _faded(tensor: torch.Tensor, beta: Any) -> Any:
+    """`beta * tensor`, in which a beta of 0 leaves no trace of the tensor, not even NaN."""
+    if not isinstance(beta, torch.Tensor):
+        return aten.zeros_like.default(tensor) if beta == 0 else _scaled(tensor, beta)
+    faded = _scaled(tensor, beta)
+    return aten.where.self(aten.eq.Scalar(beta, 0), aten.zeros_like.default(faded), faded)
+
+
 def _addmm(self: torch.Tensor, first: torch.Tensor, second: torch.Tensor, *, beta: Any = 1, alpha: Any = 1) -> Any:
-    return aten.add.Tensor(_scaled(self, beta), _scaled(aten.mm.default(first, second), alpha))
+    return aten.add.Tensor(_faded(self, beta), _scaled(aten.mm.default(first, second), alpha))
 
 
 def _baddbmm(self: torch.Tensor, first: torch.Tensor, second: torch.Tensor, *, beta: Any = 1, alpha: Any = 1) -> Any:
-    return aten.add.Tensor(_scaled(self, beta), _scaled(aten.bmm.default(first, second), alpha))
+    return aten.add.Tensor(_faded(self, beta), _scaled(aten.bmm.default(first, second), alpha))
 
 
 def _where(condition: torch.Tensor, self: Any, other: Any) -> Any:
@@ -172,7 +217,7 @@ _FORMS: dict[str, Form] = {
     "sub": _SUB,
     "rsub": _rsub,
     "mul": _binary(aten.mul.Tensor),
-    "div": _binary(aten.div.Tensor),
+    "div": _div,
     "div.Tensor_mode": _div_mode,
     "div.Scalar_mode": _div_mode,
     "remainder": _binary(aten.remainder.Tensor),
@@ -187,6 +232,8 @@ _FORMS: dict[str, Form] = {
     "pow.Tensor_Scalar": _pow,
     "pow.Tensor_Tensor": _pow,
     "pow.Scalar": _power_of_number,
+    "pow_.Scalar": _pow,
+    "scalar_tensor": _scalar_tensor,
     "clamp": _clamp,
     "clamp_min": lambda self, min: _clamp(self, min),
     "clamp_max": lambda self, max: _clamp(self, None, max),
@@ -201,7 +248,7 @@ _FORMS: dict[str, Form] = {
     "_foreach_add": _each(_ADD),
     "_foreach_sub": _each(_SUB),
     "_foreach_mul": _each(_binary(aten.mul.Tensor)),
-    "_foreach_div": _each(_binary(aten.div.Tensor)),
+    "_foreach_div": _each(_div),
     "_foreach_addcmul": _each_addcdiv(_addcmul),
     "_foreach_addcdiv": _each_addcdiv(_addcdiv),
     "_foreach_lerp.Scalar": _each(_lerp),
@@ -226,7 +273,7 @@ def tensor_form(op: OpOverload) -> Form | None:
     overload = op._schema.overload_name
     in_place = name.endswith("_") and not name.endswith("__")
     plain = name.removesuffix("_") if in_place else name
-    form = _FORMS.get(f"{plain}.{overload}") or _FORMS.get(plain)
+    form = _FORMS.get(f"{name}.{overload}") or _FORMS.get(f"{plain}.{overload}") or _FORMS.get(plain)
     if form is None or "out" in [argument.name for argument in op._schema.arguments]:
         return None
     return _written_back(form, plain.startswith(_LISTS_IN_PLACE)) if in_place else form

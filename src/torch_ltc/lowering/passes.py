@@ -119,7 +119,7 @@ def fold_constants(program: Program) -> Program:
             number = _uniform_number(call, numbers, specs)
             if number is not None:
                 numbers[call.numbers[0]] = number
-                instruction = _full(call, number)
+                instruction = _full(call, number, program.device)
             elif call.op is aten.mul.Tensor:
                 factor = _factor_of_one(call, numbers, specs)
                 if factor is not None:
@@ -178,18 +178,13 @@ def _exact(value: object, dtype: torch.dtype) -> float | None:
     return held if isinstance(held, (int, float)) else None
 
 
-def _full(call: Call, number: float) -> Call:
+def _full(call: Call, number: float, device: torch.device) -> Call:
     if call.op in (aten.full.default, aten.scalar_tensor.default):
         return call
     spec = call.flat_returns[0].spec
     assert spec is not None
-    options: dict[str, object] = {"dtype": spec.dtype, "layout": None, "device": call_device(call), "pin_memory": False}
+    options: dict[str, object] = {"dtype": spec.dtype, "layout": None, "device": device, "pin_memory": False}
     return replace(call, op=aten.full.default, args=(spec.size, number), kwargs=options, operands=())
-
-
-def call_device(call: Call) -> object:
-    """The device that a call names, or None."""
-    return call.kwargs.get("device")
 
 
 def _factor_of_one(call: Call, numbers: dict[int, float], specs: dict[int, Spec]) -> int | None:

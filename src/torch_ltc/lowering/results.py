@@ -41,13 +41,14 @@ def check_result(backend: str, program: Program, number: int, result: Any, spec:
     if isinstance(result, LtcError):
         return
     if isinstance(result, BackendData):
-        size, dtype = result.spec.size, result.spec.dtype
+        size, dtype, device = result.spec.size, result.spec.dtype, result.device.torch
     elif isinstance(result, torch.Tensor):
-        size, dtype = tuple(result.size()), result.dtype
+        size, dtype, device = tuple(result.size()), result.dtype, result.device
     else:
         raise _wrong(backend, program, number, spec, type(result).__name__)
-    if size != spec.size or dtype is not spec.dtype:
-        raise _wrong(backend, program, number, spec, f"{str(dtype).removeprefix('torch.')}{list(size)}")
+    if size != spec.size or dtype is not spec.dtype or device != program.device:
+        where = "" if device == program.device else f" on {device}"
+        raise _wrong(backend, program, number, spec, f"{str(dtype).removeprefix('torch.')}{list(size)}{where}")
 
 
 def _wrong(backend: str, program: Program, number: int, spec: Spec, got: str) -> WrongResultError:

@@ -59,7 +59,7 @@ def instruction_text(instruction: Instruction, roots: dict[int, int]) -> str:
         return f"%{instruction.number}: {instruction.spec!r} = number(slot={instruction.slot})"
     results = [
         _result_text(item, n) + (f" ROOT={roots[n]}" if n in roots else "")
-        for item, n in zip(instruction.flat_returns, instruction.numbers, strict=True)
+        for item, n in zip(instruction.flat_returns, instruction.numbers, strict=False)
         if n >= 0
     ]
     left = ", ".join(results) + " = " if results else ""

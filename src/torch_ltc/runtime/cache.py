@@ -11,7 +11,8 @@ import itertools
 from collections import OrderedDict
 
 from torch_ltc.config import settings
-from torch_ltc.lowering.interface import Computation
+from torch_ltc.errors import LtcError
+from torch_ltc.lowering.interface import Backend, Computation
 from torch_ltc.lowering.lower import Lowered
 from torch_ltc.program.instruction import Program
 from torch_ltc.program.render import program_text
@@ -55,9 +56,9 @@ class Entry:
         self.compiled: Lowered | None = None
         # Name of the backend that made `compiled`, what backends made that were in use before, and names of backends
         # that could not.
-        self.backend = ""
-        self.others: dict[str, Lowered] = {}
-        self.refused: set[str] = set()
+        self.backend: Backend | None = None
+        self.others: dict[Backend, Lowered] = {}
+        self.refused: dict[Backend, LtcError] = {}
         self.op_counts = program.op_counts()
         self.restored = inputs_to_restore(program)
         self.written = tuple(sorted(written_inputs(program, len(program.instructions))))
@@ -78,10 +79,10 @@ class Entry:
         self.compiled = None
         self.others = {}
 
-    def choose(self, backend: str) -> None:
+    def choose(self, backend: Backend) -> None:
         """Let `compiled` be what this backend has made of the program, or None."""
-        if self.backend != backend:
-            if self.compiled is not None:
+        if self.backend is not backend:
+            if self.compiled is not None and self.backend is not None:
                 self.others[self.backend] = self.compiled
             self.compiled = self.others.pop(backend, None)
             self.backend = backend

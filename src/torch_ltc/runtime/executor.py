@@ -19,6 +19,7 @@ import torch
 
 from torch_ltc.config import settings
 from torch_ltc.errors import BackendWarning, LtcError, LtcWarning
+from torch_ltc.program.source import current_source
 
 Result = TypeVar("Result")
 
@@ -116,7 +117,9 @@ class Executor:
     def warn_noted(self) -> None:
         """Show the warnings that were kept."""
         while self._notes:
-            warnings.warn(self._notes.pop(0), BackendWarning, stacklevel=4)
+            source = current_source(2)
+            file, line = source.file or __file__, source.line or 1
+            warnings.warn_explicit(self._notes.pop(0), BackendWarning, file, line)
 
     def unseen(self, error: BaseException) -> bool:
         """True when this error waits to be raised."""

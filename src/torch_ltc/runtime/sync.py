@@ -22,6 +22,8 @@ from torch_ltc.events import (
     emit,
     has_listeners,
 )
+from torch_ltc.lowering.calls import laid_out
+from torch_ltc.lowering.data import BackendData
 from torch_ltc.lowering.interface import Arguments, Held, Outcome
 from torch_ltc.program.instruction import Program
 from torch_ltc.program.references import held_elsewhere
@@ -168,7 +170,7 @@ def _run(
     """Run one program and install its results."""
     try:
         outcome = execute_entry(entry, _arguments(entry.program, inputs, scalars, lines), policy)
-    except Exception as error:
+    except BaseException as error:  # a backend's SystemExit, too: nobody else would hear of it on this thread
         outcome = _all_lost(entry, error)
     for position, data in outcome.replaced.items():
         inputs[entry.program.inputs[position].buffer].data = data
@@ -182,8 +184,9 @@ def _run(
             memory.hold(buffer)
 
 
-def _all_lost(entry: Entry, error: Exception) -> Outcome:
-    lost = error if isinstance(error, LtcError) else LtcError(f"program {entry.program.identity} failed: {error}")
+def _all_lost(entry: Entry, error: BaseException) -> Outcome:
+    what = f"program {entry.program.identity} failed: {type(error).__name__}: {error}"
+    lost = error if isinstance(error, LtcError) else LtcError(what)
     if lost is not error:
         lost.__cause__ = error
     return Outcome([lost] * len(entry.program.outputs), [lost])
@@ -192,10 +195,21 @@ def _all_lost(entry: Entry, error: Exception) -> Outcome:
 def _arguments(program: Program, inputs: list[Buffer], scalars: list[object], lines: dict[int, Source]) -> Arguments:
     device = physical_device()
     held: list[Held] = []
+    _open_handles(program, inputs)
     for instruction in program.inputs:
         buffer = inputs[instruction.buffer]
         held.append(poisoned(buffer.error) if buffer.error is not None else buffer.held(instruction.spec, device))
     return Arguments(held, scalars, device_random.generator, device, lines, replaceable=True)
+
+
+def _open_handles(program: Program, inputs: list[Buffer]) -> None:
+    """Handles stay handles only where the program sees a buffer once and as a whole: views need common memory."""
+    seen: set[int] = set()
+    for instruction in program.inputs:
+        buffer = inputs[instruction.buffer]
+        if isinstance(buffer.data, BackendData) and (instruction.spec is not buffer.spec or instruction.buffer in seen):
+            buffer.data = laid_out(buffer.data.tensor(), buffer.spec)
+        seen.add(instruction.buffer)
 
 
 # ---- reads --------------------------------------------------------------------------------------------------------

@@ -137,7 +137,7 @@ class InductorFunction:
         """Run once. Inputs that the program updates are written to, unless it raises because of their data."""
         tensors = list(given)
         for position, (held, stride) in enumerate(zip(given, self._strides, strict=True)):
-            if isinstance(held, BackendData):
+            if isinstance(held, BackendData) or held.stride() != stride:
                 tensors[position] = self._own(position, held)
         returned = self._compiled(*tensors)
         if self._checked and returned[-1].item():

@@ -5,6 +5,7 @@ into one program, which is looked up, compiled by a backend and run.
 """
 
 import atexit
+import importlib
 import sys
 
 from torch_ltc.device import module as _module
@@ -60,6 +61,14 @@ __all__ = [
     "use_backend",
     "wait_device_ops",
 ]
+
+
+def __getattr__(name: str) -> object:
+    # Few programs need it, and it takes a while to load.
+    if name == "testing":
+        return importlib.import_module("torch_ltc.testing")
+    raise AttributeError(f"module 'torch_ltc' has no attribute {name!r}")
+
 
 _registry.register(_InterpreterBackend(), reference=True, origin="in the box")
 _registry.register(_TorchScriptBackend(), origin="in the box")

@@ -64,6 +64,10 @@ class System:
         """Programs or graphs compiled since the process began."""
         return 0
 
+    def refusals(self) -> list[str]:
+        """Why the backend could not compile or run a program, for each that runs in the interpreter instead."""
+        return []
+
     def compile_intervals(self) -> list[tuple[float, float]]:
         """Begin and end of every compile on the clock `time.perf_counter`, where the system tells."""
         return []
@@ -176,12 +180,12 @@ class Ltc(System):
         events = self._ltc.events
         self._compiles: list[tuple[float, float]] = []
         self._runs: deque[tuple[int, str]] = deque(maxlen=100_000)
-        self._refused: set[int] = set()
+        self._refused: dict[int, str] = {}
         self._instructions = 0
         self._compiles_before = 0
         events.subscribe(self._on_compile, events.CompileEvent)
         events.subscribe(lambda event: self._runs.append((event.program, event.backend)), events.ExecuteEvent)
-        events.subscribe(lambda event: self._refused.add(event.program), events.RefusalEvent)
+        events.subscribe(self._on_refusal, events.RefusalEvent)
         events.subscribe(self._on_sync, events.SyncEvent)
         events.subscribe(self._on_read, events.ReadEvent)
 
@@ -192,6 +196,10 @@ class Ltc(System):
     def compiles(self) -> int:
         """Programs that the backend compiled."""
         return len(self._compiles)
+
+    def refusals(self) -> list[str]:
+        """As the refusal events tell."""
+        return list(self._refused.values())
 
     def compile_intervals(self) -> list[tuple[float, float]]:
         """As the compile events tell."""
@@ -217,6 +225,9 @@ class Ltc(System):
     def _on_compile(self, event: Any) -> None:
         now = time.perf_counter()
         self._compiles.append((now - event.duration_s, now))
+
+    def _on_refusal(self, event: Any) -> None:
+        self._refused[event.program] = event.reason
 
     def _on_sync(self, event: Any) -> None:
         self._instructions += event.instructions

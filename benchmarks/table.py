@@ -53,6 +53,8 @@ def _remark(figures: Mapping[str, Any]) -> str:
         remarks.append("WRONG VALUES")
     if figures.get("settled") is False:
         remarks.append("still compiling")
+    if figures.get("refused"):
+        remarks.append(f"{figures['refused']} refused")
     return ", ".join(remarks)
 
 
@@ -97,7 +99,8 @@ def render_workload(title: str, systems: Mapping[str, Mapping[str, Any]]) -> str
         for name, figures in systems.items()
         if figures["status"] != "ok"
     ]
-    lines += [f"{name}: {note}" for name, figures in systems.items() for note in figures.get("notes", ())]
+    for name, figures in systems.items():
+        lines += [f"{name}: {note}" for note in (*figures.get("notes", ()), *figures.get("refusals", ()))]
     return "\n".join(lines)
 
 

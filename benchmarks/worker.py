@@ -116,6 +116,8 @@ class Worker:
         return {
             "operations": self.system.count_operations(self._one_step),
             "compiles": self.system.compiles(),
+            "refused": len(self.system.refusals()),
+            "refusals": self.system.refusals()[:3],
             "value": self.values[-1],
             "device_peak_bytes": torch.cuda.max_memory_allocated() if self.physical == "cuda" else None,
         }

@@ -1,4 +1,4 @@
-"""Marks the tests that compile with Inductor or need JAX: `make test` leaves them out, `make test-backends` runs them."""
+"""Marks tests that compile with Inductor or need JAX: `make test` leaves them out, `make test-backends` runs them."""
 
 import pytest
 

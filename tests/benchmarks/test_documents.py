@@ -22,7 +22,7 @@ def results():
     eager = {"status": "ok", "step_s": quartiles(0.01), "ratio": quartiles(1.0), "cpu_ratio": quartiles(1.0)}
     ltc = {"status": "ok", "step_s": quartiles(0.005), "ratio": quartiles(0.5), "cpu_ratio": quartiles(0.6)}
     ltc.update(record_s=quartiles(0.001), operations=100, first_step_s=0.02, worst_later_step_s=0.03)
-    ltc.update(compiles=2, steady_peak_bytes=3 * 2**20, settled=False, agrees=False)
+    ltc.update(compiles=2, steady_peak_bytes=3 * 2**20, settled=False, agrees=False, refused=4)
     failed = {"status": "failed", "reason": "it broke"}
     return {
         "format": 1,
@@ -50,7 +50,7 @@ def test_table_of_a_workload():
     head = "system        step ms    /eager (q1-q3)  cpu/eager  record ms  ops  us/op  first ms  worst ms  compiles  peak MB"
     eager = "eager              10  1.00 (1.00-1.00)       1.00          -    -      -         -         -         -        -"
     ltc = "ltc-inductor        5  0.50 (0.50-0.50)       0.60          1  100   10.0        20        30         2        3"
-    remark = "  WRONG VALUES, still compiling"
+    remark = "  WRONG VALUES, still compiling, 4 refused"
     assert text.splitlines() == ["c: an MLP", head, eager, ltc + remark, "original: failed: it broke"]
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import torch_ltc
+from torch_ltc import events
 from torch_ltc.lowering.calls import run_call
 from torch_ltc.lowering.data import BackendData, BackendDevice
 from torch_ltc.lowering.interface import Arguments, Backend, Form
@@ -164,3 +165,28 @@ def record(function: Callable[..., Any], *inputs: Tensor) -> tuple[Program, list
     numbers = pending_numbers()
     torch_ltc.sync(wait=True)
     return program, numbers
+
+
+@contextmanager
+def seen_events() -> Iterator[list[Any]]:
+    """Compile, execute and refusal events of the block."""
+    torch_ltc.wait_device_ops()
+    seen: list[Any] = []
+    stop = events.subscribe(seen.append, events.CompileEvent, events.ExecuteEvent, events.RefusalEvent)
+    try:
+        yield seen
+        torch_ltc.wait_device_ops()
+    finally:
+        stop()
+
+
+def used(seen: list[Any]) -> list[str]:
+    """The backend of each run."""
+    return [event.backend for event in seen if isinstance(event, events.ExecuteEvent)]
+
+
+def steps(count: int, step: Callable[[], Any]) -> None:
+    """Take a step so often, each in a program of its own."""
+    for _ in range(count):
+        step()
+        torch_ltc.sync(wait=True)

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from torch_ltc.device.hook_errors import take_pending_error
 from torch_ltc.errors import LtcError, UnsupportedTorchError
 
 NAME = "ltc"
@@ -35,6 +36,7 @@ create_empty_tensor: Callable[[Any, torch.dtype], torch.Tensor] = torch._C._acc.
 refuse_data_pointer: Callable[[torch.Tensor], None] = torch._C._set_throw_on_mutable_data_ptr
 META = torch._C.DispatchKeySet(torch._C.DispatchKey.Meta)
 _as_strided = torch.ops.aten.as_strided.default
+_PRIVATE_USE_1 = torch._C._autograd.DeviceType.PrivateUse1
 _data: Any = torch._C.TensorBase.data
 set_data: Callable[[torch.Tensor, torch.Tensor], None] = _data.__set__
 
@@ -52,7 +54,8 @@ class _Hooks(torch._C._acc.PrivateUse1Hooks):
 
 class _Guard(torch._C._acc.DeviceGuard):
     def type_(self) -> Any:
-        return torch._C._autograd.DeviceType.PrivateUse1
+        take_pending_error()
+        return _PRIVATE_USE_1
 
 
 def register_name(module: ModuleType) -> None:

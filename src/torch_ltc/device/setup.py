@@ -11,6 +11,7 @@ from torch_ltc import closures, metrics
 from torch_ltc.config import settings
 from torch_ltc.device.accelerator import install_accelerator_functions
 from torch_ltc.device.generator import install_generator
+from torch_ltc.device.hook_errors import install_backward
 from torch_ltc.device.kernels import apply_forced_fallback
 from torch_ltc.device.library import register_kernels
 from torch_ltc.device.modules import install_cross_entropy_options, install_module_moves
@@ -48,4 +49,5 @@ def set_up() -> None:
     synced_programs.append(_count)
     apply_forced_fallback()
     install_module_moves()
+    install_backward()
     install_cross_entropy_options()

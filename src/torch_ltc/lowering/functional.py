@@ -83,6 +83,8 @@ class FunctionalComputation(Computation):
             results = check_count(self._backend, program, compiled.function(*given), len(program.results))
             self._handles.update(type(result) for result in results if isinstance(result, BackendData))
             values.update(zip(program.results, results, strict=True))
+        for number in part.dead:
+            del values[number]
 
     def _check(self, given: list[Any], values: dict[int, Any]) -> None:
         """Raise unless every result is what was recorded; nothing has been written yet."""

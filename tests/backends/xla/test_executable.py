@@ -159,6 +159,17 @@ class TestOnTheDevice:
         with pytest.raises(ExecutionError, match="ZeroDivisionError"):
             quotient.tolist()
 
+    @pytest.mark.parametrize("name", ["inv", "cholesky", "lu_factor"])
+    def test_a_singular_matrix_is_eagers_error(self, name: str) -> None:
+        function = getattr(torch.linalg, name)
+        for matrix in (torch.eye(3), 2 * torch.eye(3), 3 * torch.eye(3)):
+            result = function(matrix.to("ltc"))
+            torch_ltc.sync(wait=True)
+        result = function(torch.zeros(3, 3).to("ltc"))
+        with pytest.raises(ExecutionError, match=f"linalg.{name}"):
+            torch_ltc.sync(wait=True)
+        del result
+
     def test_data_stays_in_arrays_between_steps(self) -> None:
         seen: list[int] = []
         original = Executable.__call__

@@ -177,7 +177,7 @@ class _Builder:
             target = self._nodes[inputs[update.input]]
             if wrong is not None:
                 value = self._call(aten.where.self, wrong, target, value)
-            self._call(aten.copy_.default, target, target)
+            self._call(aten.copy_.default, target, value)
         self._graph.output((*outputs, *([] if wrong is None else [wrong])))
         module = fx.GraphModule(torch.nn.Module(), self._graph, "Program")
         return Built(module, returned, wrong is not None)

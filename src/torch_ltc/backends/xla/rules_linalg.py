@@ -1,7 +1,7 @@
 """Rules of matrix decompositions and solvers.
 
-A matrix that cannot be decomposed is an error in eager. XLA computes nan instead; where the operator returns `info`,
-that is non-zero then.
+A matrix that cannot be decomposed is an error in eager. XLA computes nan instead; the operators that return `info`
+give a non-zero one then, which PyTorch's own check after them turns into the error.
 """
 
 from __future__ import annotations
@@ -34,9 +34,8 @@ def cholesky_ex(x: Array, *, upper: bool = False, check_errors: bool = False) ->
     return factor, _info(factor)
 
 
-@rule("cholesky")
-def cholesky(x: Array, upper: bool = False) -> Array:
-    """Cholesky factor."""
+def cholesky(x: Array, upper: bool) -> Array:
+    """Cholesky factor. No rule of its own: the operator of this name raises, which XLA does not."""
     if x.size == 0:
         return x
     lower = lax.linalg.cholesky(adjoint(x) if upper else x, symmetrize_input=False)

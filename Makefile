@@ -7,6 +7,9 @@
 #   make check         formatting, lint, types, architecture, documentation
 #   make ops           compare every operator of PyTorch's database with eager
 #   make bench-trace   measure what recording an operation costs
+#   make bench         compare torch_ltc with eager, the original and torch.compile; hours
+#   make bench-quick   a short form of it, under five minutes
+#   make bench-gpu     the same on a CUDA device
 #   make docs          write the generated pages of docs/ anew
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
@@ -18,7 +21,7 @@ CONSTRAINTS := requirements/constraints.txt
 # Build requirements are in the environment already: an isolated build would download its own.
 INSTALL := $(PIP) install --no-build-isolation --constraint $(CONSTRAINTS)
 
-.PHONY: demo test test-backends conformance check ops bench-trace docs clean
+.PHONY: demo test test-backends conformance check ops bench-trace bench bench-quick bench-gpu docs clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/installed-demo
@@ -45,6 +48,16 @@ ops: $(VENV)/installed-test
 
 bench-trace: $(VENV)/installed-test
 	$(RUN) -m benchmarks.trace $(ARGS)
+
+bench: $(VENV)/installed-backends $(VENV)/installed-demo
+	$(RUN) -m benchmarks.run $(ARGS)
+	$(RUN) -m benchmarks.bars --from benchmarks/results/cpu.json
+
+bench-quick: $(VENV)/installed-backends $(VENV)/installed-demo
+	$(RUN) -m benchmarks.run --quick $(ARGS)
+
+bench-gpu: $(VENV)/installed-backends $(VENV)/installed-demo
+	$(RUN) -m benchmarks.gpu $(ARGS)
 
 docs: $(VENV)/installed-test
 	$(RUN) scripts/generate_docs.py

@@ -32,6 +32,8 @@ class Figure:
 
     value: float | None
     detail: str = ""
+    # Whether all that the bar speaks of was measured. What the system we are compared with cannot run does not count.
+    complete: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +54,17 @@ class Verdict:
 
     @property
     def passed(self) -> bool:
-        """Whether the figure is there and small enough."""
-        return self.figure.value is not None and self.figure.value <= self.bar.most
+        """Whether the figure is there, whole, and small enough."""
+        return self.figure.value is not None and self.figure.complete and self.figure.value <= self.bar.most
+
+    @property
+    def word(self) -> str:
+        """The verdict in a word: "part" is for a figure that is small enough, of a part of what it should cover."""
+        if self.figure.value is None:
+            return "none"
+        if self.figure.value > self.bar.most:
+            return "FAIL"
+        return "pass" if self.figure.complete else "part"
 
 
 def _adds(results: Mapping[str, Any]) -> Figure:
@@ -86,28 +97,34 @@ def _mean(system: str, *bases: str) -> Callable[[Mapping[str, Any]], Figure]:
             against = [value for base in bases if (value := ratio(systems, system, base)) is not None]
             if against:
                 found[key] = max(against)
-        detail = " ".join(f"{key} {value:.2f}" for key, value in found.items())
         missing = [key for key in MEAN_OVER if key not in found]
-        if missing:
-            detail += f"; without {', '.join(missing)}"
-        return Figure(geometric_mean(found.values()), detail)
+        excused = [key for key in missing if _cannot_run(results["workloads"].get(key, {}), bases)]
+        return Figure(geometric_mean(found.values()), _detail(found, missing), len(excused) == len(missing))
 
     return figure
+
+
+def _cannot_run(systems: Mapping[str, Mapping[str, Any]], bases: tuple[str, ...]) -> bool:
+    """Whether the systems that we are compared with were tried and failed."""
+    return all(systems.get(base, {}).get("status") == "failed" for base in bases)
+
+
+def _detail(found: Mapping[str, float], missing: list[str]) -> str:
+    if not found:
+        return "not measured"
+    detail = " ".join(f"{key} {value:.3g}" for key, value in found.items())
+    return f"{detail}; without {', '.join(missing)}" if missing else detail
 
 
 def _worst(
     workloads: Workloads, of: Callable[[Mapping[str, Mapping[str, Any]]], float | None], keys: tuple[str, ...]
 ) -> Figure:
-    """The worst over some workloads, with its name."""
+    """The worst over some workloads."""
     found = {key: value for key in keys if (value := of(workloads.get(key, {}))) is not None}
     if not found:
         return Figure(None, "not measured")
-    worst = max(found, key=lambda key: found[key])
-    detail = " ".join(f"{key} {value:.3g}" for key, value in found.items())
     missing = [key for key in keys if key not in found]
-    if missing:
-        detail += f"; without {', '.join(missing)}"
-    return Figure(found[worst], detail)
+    return Figure(max(found.values()), _detail(found, missing), not missing)
 
 
 def _table_keys(results: Mapping[str, Any]) -> tuple[str, ...]:
@@ -199,9 +216,8 @@ def render(verdicts: list[Verdict]) -> str:
     rows = [["figure", "bar", "measured", "", ""]]
     for verdict in verdicts:
         value = verdict.figure.value
-        word = "pass" if verdict.passed else "FAIL" if value is not None else "none"
         measured = "-" if value is None else f"{value:.3g}"
-        rows.append([verdict.bar.title, f"{verdict.bar.most:g}", measured, word, ""])
+        rows.append([verdict.bar.title, f"{verdict.bar.most:g}", measured, verdict.word, ""])
     lines = columns(rows).splitlines()
     details = ["", *(verdict.figure.detail for verdict in verdicts)]
     passed = sum(verdict.passed for verdict in verdicts)

@@ -56,8 +56,7 @@ def bars(results: Mapping[str, Any]) -> str:
     for verdict in judge(results):
         value = verdict.figure.value
         measured = "-" if value is None else f"{value:.3g}"
-        word = "pass" if verdict.passed else "not measured" if value is None else "fail"
-        rows.append([verdict.bar.title, f"{verdict.bar.most:g}", measured, word, verdict.figure.detail])
+        rows.append([verdict.bar.title, f"{verdict.bar.most:g}", measured, verdict.word, verdict.figure.detail])
     return table(rows)
 
 

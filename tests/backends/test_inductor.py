@@ -223,17 +223,19 @@ def test_compiled_programs_are_found_again_by_another_process(tmp_path: Path) ->
 
 def test_work_that_is_queued_at_exit_is_still_compiled() -> None:
     source = """
+        import sys
         import torch, torch_ltc
         from torch_ltc import events
 
         torch_ltc.use_backend("inductor")
         torch_ltc.config.settings.backend_failure = "error"
-        events.subscribe(lambda event: print(event.backend, event.failed), events.ExecuteEvent)
+        # One write a line: two threads write.
+        events.subscribe(lambda event: sys.stdout.write(f"{event.backend} {event.failed}\\n"), events.ExecuteEvent)
         x = torch.rand(30, 30).to("ltc")
         for _ in range(3):
             made = (x.sin() @ x.cos()).sum(0)
             torch_ltc.sync()
-        print("end")
+        sys.stdout.write("end\\n")
     """
     done = run_script(source)
     lines = done.stdout.splitlines()

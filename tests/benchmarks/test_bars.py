@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 
 from benchmarks.bars import BARS, judge, render, slow_steps
@@ -35,7 +37,7 @@ def results(inductor=0.2, torchscript=0.5, **others):
     }
     keys = ("a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "tiny", "rate")
     adds = {"ratio": 0.5, "torch_ltc_us": 2.0, "original_us": 4.0}
-    return {"workloads": {key: dict(systems) for key in keys}, "adds": adds}
+    return {"workloads": {key: copy.deepcopy(systems) for key in keys}, "adds": adds}
 
 
 def verdict(title, measured):
@@ -88,10 +90,29 @@ def test_the_worst_workload_decides():
     assert not found.passed
 
 
-def test_mean_says_which_workloads_are_missing():
+def test_mean_leaves_out_what_the_other_system_cannot_run_and_says_so():
     measured = results()
     measured["workloads"]["d"]["original"] = {"status": "failed", "reason": "memory"}
-    assert "without d" in verdict("steady step on inductor / original", measured).figure.detail
+    found = verdict("steady step on inductor / original", measured)
+    assert found.passed
+    assert "without d" in found.figure.detail
+
+
+@pytest.mark.parametrize("title", ["steady step on inductor / original", "steady step on inductor / eager"])
+def test_mean_over_a_part_does_not_pass(title):
+    measured = results()
+    measured["workloads"]["d"]["ltc-inductor"] = {"status": "failed", "reason": "ours broke"}
+    assert verdict(title, measured).word == "part"
+    assert not verdict(title, measured).passed
+    del measured["workloads"]["e"]
+    assert "without d, e" in verdict(title, measured).figure.detail
+
+
+def test_worst_of_a_part_does_not_pass():
+    measured = results()
+    del measured["workloads"]["c"]["ltc-inductor"]["steady_peak_bytes"]
+    assert verdict("peak memory / eager, worst of b to h [inductor]", measured).word == "part"
+    assert verdict("peak memory / eager, worst of b to h [torchscript]", measured).word == "pass"
 
 
 def test_compiles_of_a_system_that_failed_are_no_figure_but_a_reason():

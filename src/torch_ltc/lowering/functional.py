@@ -28,6 +28,9 @@ class CompiledPart:
     part: Part
     function: ProgramFunction | None
     text: str
+    # Value numbers of what the function takes and returns.
+    takes: tuple[int, ...] = ()
+    gives: tuple[int, ...] = ()
 
 
 class FunctionalComputation(Computation):
@@ -45,6 +48,7 @@ class FunctionalComputation(Computation):
         self._handles: set[type] = backend.__dict__.setdefault("_handles", set())
         self._parts = parts
         self._pure = functional.program
+        self._inputs = [i.number for i in functional.program.inputs]
         recorded_specs = recorded.specs()
         self._expected = [(number, recorded_specs[number]) for number in recorded.outputs]
         self._numbers = [(i.number, i.slot, i.spec.dtype) for i in self._pure.numbers]
@@ -56,7 +60,7 @@ class FunctionalComputation(Computation):
     def run(self, arguments: Arguments) -> Outcome:
         """Run the parts, then give outputs and updated inputs their data."""
         given = [self._given(parameter, arguments) for parameter in self.functional.parameters]
-        values: dict[int, Any] = {i.number: held for i, held in zip(self._pure.inputs, given, strict=True)}
+        values: dict[int, Any] = dict(zip(self._inputs, given, strict=True))
         for number, slot, dtype in self._numbers:
             values[number] = torch.tensor(arguments.scalars[slot], dtype=dtype)
         for compiled in self._parts:
@@ -77,12 +81,10 @@ class FunctionalComputation(Computation):
         if part.direct is not None:
             values.update(run_call(part.direct, lambda number: _tensor(values[number]), arguments))
         elif compiled.function is not None:
-            program = part.program
-            given = [values[i.number] for i in program.inputs]
-            given += [values[i.number] for i in program.numbers]
-            results = check_count(self._backend, program, compiled.function(*given), len(program.results))
+            given = [values[number] for number in compiled.takes]
+            results = check_count(self._backend, part.program, compiled.function(*given), len(compiled.gives))
             self._handles.update(type(result) for result in results if isinstance(result, BackendData))
-            values.update(zip(program.results, results, strict=True))
+            values.update(zip(compiled.gives, results, strict=True))
         for number in part.dead:
             del values[number]
 

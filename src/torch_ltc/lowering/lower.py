@@ -90,7 +90,10 @@ def _compiled_part(backend: Backend, part: Part) -> CompiledPart:
     if isinstance(function, Computation):
         raise CompileError(f"{backend.name} returned a Computation for a functional program; it must return a function")
     text = getattr(function, "text", None)
-    return CompiledPart(part, function, text() if callable(text) else program_text(part.program))
+    program = part.program
+    takes = (*(i.number for i in program.inputs), *(i.number for i in program.numbers))
+    shown = text() if callable(text) else program_text(program)
+    return CompiledPart(part, function, shown, takes, program.results)
 
 
 def _compiled(backend: Backend, program: Program) -> Computation:

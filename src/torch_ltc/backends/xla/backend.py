@@ -8,6 +8,7 @@ from typing import Any
 
 from torch._ops import OpOverload
 
+from torch_ltc.backends.xla.claims import KNOWN_GAPS, TOLERANCES
 from torch_ltc.backends.xla.decompositions import decompositions
 from torch_ltc.errors import BackendError
 from torch_ltc.lowering.interface import Backend, Form, ProgramFunction
@@ -21,6 +22,8 @@ class XlaBackend(Backend):
     form = Form.FUNCTIONAL
     # A program that fails gives every input that it updates its old value: see `checks.py`.
     keeps_inputs = True
+    tolerances = TOLERANCES
+    known_gaps = KNOWN_GAPS
 
     def initialize_aten_bindings(self) -> None:
         """Import JAX and the rules."""

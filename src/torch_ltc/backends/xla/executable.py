@@ -38,7 +38,11 @@ class Executable:
         self._outputs = len(program.outputs)
         self._device = BackendDevice.of(program.device)
         # The result that may take the memory of an input, by the position of the input.
-        self._reused = {update.input: self._outputs + i for i, update in enumerate(program.updates)}
+        self._reused = {
+            update.input: self._outputs + i
+            for i, update in enumerate(program.updates)
+            if self._results[self._outputs + i].size == self._inputs[update.input].size
+        }
         with all_bits():
             placed = SingleDeviceSharding(jax_device(program.device))
             given = [
@@ -46,7 +50,7 @@ class Executable:
                 for spec in self._inputs
             ]
             given += [jax.ShapeDtypeStruct((), jax_dtype(number.spec.dtype)) for number in program.numbers]
-            jitted = jax.jit(self._traced, donate_argnums=program.donated, out_shardings=placed)
+            jitted = jax.jit(self._traced, donate_argnums=tuple(self._reused), out_shardings=placed)
             self._lowered = jitted.lower(*given)
             self._compiled = self._lowered.compile(_OPTIONS)
 
@@ -65,7 +69,7 @@ class Executable:
             for position, result in self._reused.items():
                 arranged[result] = jnp.where(failed, given[position], arranged[result])
         # New values of inputs first: JAX gives the memory of a donated input to the first result that it fits.
-        return _distinct(arranged[self._outputs :] + arranged[: self._outputs], given), failed
+        return arranged[self._outputs :] + arranged[: self._outputs], failed
 
     def __call__(self, *given: Any) -> list[JaxData]:
         """Run; returns a handle per result."""
@@ -102,21 +106,15 @@ class Executable:
 def _result_specs(program: Program) -> list[Spec]:
     """How the results lie in memory: outputs as recorded, new values of inputs as the inputs do."""
     specs = program.specs()
-    inputs = program.inputs
-    outputs = [specs[number] for number in program.outputs]
-    return [held_spec(spec) for spec in (*outputs, *(inputs[update.input].spec for update in program.updates))]
+    inputs = [instruction.spec for instruction in program.inputs]
+    made = [specs[number] for number in program.outputs]
+    for update in program.updates:
+        old, new = inputs[update.input], specs[update.number]
+        # An input that gets another size is an error, which whoever gets the result will find.
+        made.append(old if old.size == new.size and old.dtype is new.dtype else new)
+    return [held_spec(spec) for spec in made]
 
 
 def _is_ours(item: Held) -> bool:
     """Whether XLA may reuse the memory: it is a JAX array that no tensor shares."""
     return isinstance(item, JaxData) and not item.shared
-
-
-def _distinct(results: list[Array], given: Sequence[Array]) -> list[Array]:
-    """The results, with a copy of each that is an input or an earlier result: no two of them may share memory."""
-    seen = {id(array) for array in given}
-    distinct = []
-    for result in results:
-        distinct.append(jnp.copy(result) if id(result) in seen else result)
-        seen.add(id(result))
-    return distinct

@@ -273,7 +273,8 @@ def masked_scatter(x: Array, mask: Array, source: Array) -> Array:
 def masked_scatter_backward(gradient: Array, mask: Array, sizes: Sequence[int]) -> Array:
     """Gradient of the source of `masked_scatter`."""
     count = math.prod(sizes)
-    flat = jnp.ravel(jnp.broadcast_to(mask, gradient.shape))
+    gradient, mask = jnp.broadcast_arrays(gradient, mask)
+    flat = jnp.ravel(mask)
     # What is not under the mask is sent behind the end, where it is dropped.
     order = jnp.where(flat, jnp.cumsum(flat) - 1, count)
     result = jnp.zeros((count,), gradient.dtype).at[order].set(jnp.ravel(gradient), mode="drop")

@@ -59,6 +59,8 @@ class Memory:
 def memory_of(owner: Array, owner_spec: Spec, spec: Spec) -> Memory:
     """The memory of a tensor of geometry `spec` that lies in the storage of `owner`."""
     order = memory_order(owner_spec.size, owner_spec.stride)
+    if owner_spec.numel == 0:
+        return Memory(jnp.zeros((0,), owner.dtype), owner_spec.offset, spec)
     if order is None or owner_spec.conj or owner_spec.neg:
         raise NotImplementedError(f"the memory of {owner_spec} has holes")
     return Memory(jnp.reshape(jnp.transpose(owner, order), (-1,)), owner_spec.offset, spec)

@@ -104,7 +104,8 @@ def more_gradients(on: Stage) -> Any:
     return [x.grad, first.detach(), second]
 
 
-@case(tolerance=(1e-4, 1e-5))
+# Gradients reach 300 and one of them cancels to 0: eager itself is off by 5e-4 there, against float64.
+@case(tolerance=(1e-4, 2e-3))
 def running_statistics(on: Stage) -> Any:
     """Batch normalisation writes its running statistics in training and leaves them in evaluation."""
     torch.manual_seed(1)

@@ -1,8 +1,12 @@
 """Operators that write to an argument although their schema does not say so."""
 
+import warnings
+
 import torch
 
-import torch_ltc  # noqa: F401
+import torch_ltc
+from tests.support.backends import FunctionalBackend, registered
+from torch_ltc.errors import BackendWarning
 
 
 def test_running_statistics_are_read_after_the_program_that_writes_them() -> None:
@@ -45,3 +49,21 @@ def test_batch_norm_into_targets_of_its_own_writes_targets_and_statistics() -> N
         results[device] = [tensor.cpu() for tensor in (*targets, mean, variance)]
     for mine, eager in zip(results["ltc"], results["cpu"], strict=True):
         assert torch.equal(mine, eager)
+
+
+def test_batch_norm_into_targets_of_its_own_keeps_its_writes_on_a_functional_backend() -> None:
+    given = torch.randn(8, 3)
+    with registered(FunctionalBackend), torch_ltc.use_backend(FunctionalBackend.name):
+        mean = torch.zeros(3).to("ltc")
+        for _ in range(3):
+            targets = [torch.empty(size).to("ltc") for size in ((8, 3), (3,), (3,))]
+            variance = torch.ones(3).to("ltc")
+            arguments = (given.to("ltc"), None, None, mean, variance, True, 0.1, 1e-5)
+            names = ("out", "save_mean", "save_invstd")
+            torch.ops.aten.native_batch_norm.out(*arguments, **dict(zip(names, targets, strict=True)))
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", BackendWarning)
+                torch_ltc.sync(wait=True)
+                result = mean.cpu()
+    expected = given.mean(0) * (0.1 + 0.09 + 0.081)
+    assert torch.allclose(result, expected, atol=1e-6)

@@ -47,7 +47,10 @@ def laid_out(result: torch.Tensor, spec: Spec | None) -> torch.Tensor:
     """A copy of the result in the geometry that was recorded for it."""
     assert spec is not None
     base = torch.empty(spec.extent(), dtype=spec.dtype, device=result.device)
-    return base.as_strided(spec.size, spec.stride, spec.offset).copy_(result)
+    view = base.as_strided(spec.size, spec.stride, spec.offset)
+    view = torch._conj(view) if spec.conj else view
+    view = torch._neg_view(view) if spec.neg else view
+    return view.copy_(result)
 
 
 def run_call(call: Call, value_of: Lookup, arguments: Arguments) -> dict[int, Any]:

@@ -35,6 +35,7 @@ from torch_ltc.program.instruction import (
     Update,
     Value,
     flatten_returns,
+    written_positions,
 )
 from torch_ltc.program.source import UNKNOWN, Source
 from torch_ltc.program.spec import Spec, make_spec, spec_of
@@ -279,13 +280,18 @@ def _declared(call: Call) -> Callable[..., Any]:
     if call.op is aten.native_batch_norm.default:
         plain = isinstance(call.args[3], Value)
         return _batch_norm if plain else _batch_norm_without_statistics
-    if call.mutated and (name.startswith(_REFUSED) or not _declares_writes(call.op)):
+    undeclared = len(written_positions(call.op)) > sum(map(_is_written, call.op._schema.arguments))
+    if call.mutated and (name.startswith(_REFUSED) or undeclared):
         raise CompileError(f"{call.name} has no functional form", source=str(call.source))
     return call.op
 
 
+def _is_written(argument: torch._C.Argument) -> bool:
+    return argument.alias_info is not None and bool(argument.alias_info.is_write)
+
+
 def _declares_writes(op: OpOverload) -> bool:
-    return any(argument.alias_info is not None and argument.alias_info.is_write for argument in op._schema.arguments)
+    return any(map(_is_written, op._schema.arguments))
 
 
 def _polygamma_(self: Any, n: int) -> Any:

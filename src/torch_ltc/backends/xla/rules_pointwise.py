@@ -249,7 +249,8 @@ def ldexp(x: Array, exponent: Array) -> Array:
 @rule("frexp.Tensor")
 def frexp(x: Array) -> tuple[Array, Array]:
     """Mantissa and exponent."""
-    return jnp.frexp(widen(x))
+    mantissa, exponent = jnp.frexp(widen(x))
+    return mantissa, exponent
 
 
 @rule("where.self")

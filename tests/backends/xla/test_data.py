@@ -83,6 +83,22 @@ def test_memory_of_an_empty_array_can_grow() -> None:
     assert held.tensor().untyped_storage().nbytes() == 16
 
 
+def test_a_handle_that_shares_a_tensor_gives_that_tensor_back() -> None:
+    tensor = torch.arange(6.0).view(2, 3).t()
+    held = JaxData.sharing(tensor)
+    assert held.tensor() is tensor
+    assert held.shared
+    tensor.mul_(2)
+    assert held.array.tolist() == [[0.0, 2.0, 4.0], [6.0, 8.0, 10.0]]
+
+
+def test_a_handle_that_shares_a_tensor_with_holes_has_its_values() -> None:
+    tensor = torch.arange(6.0)[::2]
+    held = JaxData.sharing(tensor)
+    assert held.tensor().tolist() == [0.0, 2.0, 4.0]
+    assert held.spec is spec_of(held.tensor())
+
+
 def test_a_handle_holds_data() -> None:
     held = handle(torch.ones(3))
     assert held.state is DataState.TENSOR

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import jax.numpy as jnp
 import pytest
@@ -16,10 +17,11 @@ from torch_ltc.backends.xla import XlaBackend, executable
 from torch_ltc.backends.xla.data import JaxData
 from torch_ltc.backends.xla.executable import Executable
 from torch_ltc.config import settings
-from torch_ltc.errors import ExecutionError
+from torch_ltc.errors import CompileError, ExecutionError
 from torch_ltc.lowering.data import BackendData
 from torch_ltc.lowering.lower import functional_form
 from torch_ltc.program.instruction import Program
+from torch_ltc.program.spec import make_spec
 
 
 def functional(function: Callable[..., object], *tensors: Tensor) -> Program:
@@ -87,6 +89,14 @@ def test_a_tensor_that_is_updated_is_not_written() -> None:
     [new] = Executable(program)(weight, torch.ones(64))
     assert weight.unique().tolist() == [1.0]
     assert new.tensor().unique().tolist() == [0.5]
+
+
+def test_an_update_of_another_size_is_refused() -> None:
+    program = functional(update, torch.ones(4), torch.ones(4))
+    weight, gradient = program.inputs
+    larger = replace(weight, spec=make_spec(torch.float32, (8,), (1,)))
+    with pytest.raises(CompileError, match=r"writes float32\[4\] where float32\[8\] is"):
+        Executable(replace(program, instructions=(larger, gradient, *program.calls)))
 
 
 def lookup_and_update(table: Tensor, places: Tensor) -> Tensor:

@@ -6,12 +6,13 @@ import importlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch._ops import OpOverload
 
 from torch_ltc.backends.xla.claims import KNOWN_GAPS, TOLERANCES
 from torch_ltc.backends.xla.decompositions import decompositions
 from torch_ltc.errors import BackendError
-from torch_ltc.lowering.interface import Backend, Form, ProgramFunction
+from torch_ltc.lowering.interface import Backend, BackendData, Form, ProgramFunction
 from torch_ltc.program.instruction import Call, Program
 
 
@@ -33,6 +34,11 @@ class XlaBackend(Backend):
         """A function compiled by XLA for the program's device."""
         function: ProgramFunction = _compiler().Executable(program)
         return function
+
+    def adopt(self, tensor: torch.Tensor) -> BackendData:
+        """A handle on an array that shares the tensor's memory."""
+        handle: BackendData = _compiler().JaxData.sharing(tensor)
+        return handle
 
     def supports(self, call: Call) -> bool:
         """Whether the call's operator has a rule."""

@@ -14,10 +14,11 @@ import jax.numpy as jnp
 import torch
 from jax import Array
 
+from torch_ltc.backends.xla.promotion import all_bits
 from torch_ltc.backends.xla.rules_memory import memory_order
 from torch_ltc.errors import BackendError
 from torch_ltc.lowering.data import BackendData, BackendDevice, DataState
-from torch_ltc.program.spec import Spec, contiguous_strides, make_spec
+from torch_ltc.program.spec import Spec, contiguous_strides, make_spec, spec_of
 
 
 @functools.lru_cache(maxsize=65536)
@@ -52,6 +53,15 @@ class JaxData(BackendData):
         super().__init__(device, spec, None)
         self._array: Array = array
         self._view: torch.Tensor | None = None
+
+    @classmethod
+    def sharing(cls, tensor: torch.Tensor) -> JaxData:
+        """A handle on the memory of a tensor, so that it need not be made an array again for each run."""
+        spec = held_spec(spec_of(tensor))
+        with all_bits():
+            handle = cls(BackendDevice.of(tensor.device), spec, array_of(tensor, spec))
+        handle._view = tensor if spec is spec_of(tensor) else None
+        return handle
 
     @property
     def state(self) -> DataState:

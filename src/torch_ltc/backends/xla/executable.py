@@ -14,6 +14,7 @@ from jax.sharding import SingleDeviceSharding
 from torch_ltc.backends.xla.data import JaxData, array_of, copied, held_spec, inverse_of, jax_device, order_of
 from torch_ltc.backends.xla.lowering import Lowering, has_rule
 from torch_ltc.backends.xla.promotion import all_bits, jax_dtype
+from torch_ltc.errors import CompileError
 from torch_ltc.lowering.data import BackendData, BackendDevice
 from torch_ltc.program.instruction import Program
 from torch_ltc.program.spec import Spec
@@ -38,11 +39,7 @@ class Executable:
         self._outputs = len(program.outputs)
         self._device = BackendDevice.of(program.device)
         # The result that may take the memory of an input, by the position of the input.
-        self._reused = {
-            update.input: self._outputs + i
-            for i, update in enumerate(program.updates)
-            if self._results[self._outputs + i].size == self._inputs[update.input].size
-        }
+        self._reused = {update.input: self._outputs + i for i, update in enumerate(program.updates)}
         with all_bits():
             placed = SingleDeviceSharding(jax_device(program.device))
             given = [
@@ -73,6 +70,9 @@ class Executable:
 
     def __call__(self, *given: Any) -> list[JaxData]:
         """Run; returns a handle per result."""
+        if self._device.type.name == "cuda":
+            # JAX has a stream of its own: what PyTorch still writes to shared memory must be there first.
+            torch.cuda.current_stream(self._device.torch).synchronize()
         with all_bits():
             count = len(self._inputs)
             held: Sequence[Held] = given[:count]
@@ -110,8 +110,9 @@ def _result_specs(program: Program) -> list[Spec]:
     made = [specs[number] for number in program.outputs]
     for update in program.updates:
         old, new = inputs[update.input], specs[update.number]
-        # An input that gets another size is an error, which whoever gets the result will find.
-        made.append(old if old.size == new.size and old.dtype is new.dtype else new)
+        if old.size != new.size or old.dtype is not new.dtype:
+            raise CompileError(f"program {program.identity} writes {new} where {old} is")
+        made.append(old)
     return [held_spec(spec) for spec in made]
 
 

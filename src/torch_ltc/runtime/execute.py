@@ -1,52 +1,35 @@
-"""Runs a known program on given data: in the reference interpreter, or compiled, once it is hot.
+"""Runs a known program on given data with whatever is due.
 
-What a backend does wrong ends here. A program that it cannot compile, or cannot run although the interpreter can, runs
-in the interpreter from then on, with one warning; or it is an error, if the setting `backend_failure` says so.
+What a backend does wrong ends here. A program that it cannot run although the interpreter can, runs in the interpreter
+from then on, with one warning; or it is an error, if the setting `backend_failure` says so.
 """
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from torch_ltc.config import settings
-from torch_ltc.errors import BackendError, CompileError, ExecutionError, LtcError
-from torch_ltc.events import CompileEvent, ExecuteEvent, RefusalEvent, emit
+from torch_ltc.errors import BackendError, ExecutionError, LtcError
+from torch_ltc.events import ExecuteEvent, RefusalEvent, emit
 from torch_ltc.lowering.functional import Memory
-from torch_ltc.lowering.interface import Arguments, Backend, Computation, FunctionComputation, Outcome, refusal
-from torch_ltc.lowering.lower import Lowered, lower, same_number
+from torch_ltc.lowering.interface import Arguments, Computation, FunctionComputation, Outcome
+from torch_ltc.lowering.lower import Lowered
 from torch_ltc.lowering.registry import registry
 from torch_ltc.lowering.results import check_count, check_result, fitted
-from torch_ltc.runtime.cache import Entry, executables
+from torch_ltc.runtime.cache import Entry
+from torch_ltc.runtime.compiling import Policy, due
 from torch_ltc.runtime.executor import executor
 
-# Times that a program is compiled anew because of a number that its backend takes for a constant.
-_MOST_SPECIALISATIONS = 4
 # What fails at no particular call.
 _ANYWHERE = (BackendError, FunctionComputation)
-
-
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """The settings that count for a program: those at the moment it was cut."""
-
-    backend: Backend
-    hot_after: int
-    strict: bool
-
-    @classmethod
-    def current(cls) -> Policy:
-        """What the settings say now."""
-        return cls(registry.get(settings.backend), settings.hot_after, settings.backend_failure == "error")
 
 
 def execute_entry(entry: Entry, arguments: Arguments, policy: Policy) -> Outcome:
     """Run a program on these arguments with whatever is due: the reference computation, or the compiled one."""
     entry.runs += 1
-    lowered = _due(entry, arguments, policy)
+    lowered = due(entry, arguments, policy)
     used = registry.reference if lowered is None else policy.backend
     began = time.perf_counter()
     failed = True
@@ -74,83 +57,6 @@ def _run_reference(entry: Entry, arguments: Arguments) -> Outcome:
     outcome = _reference(entry).run(arguments)
     outcome.replaced = {**made, **outcome.replaced}
     return outcome
-
-
-def _due(entry: Entry, arguments: Arguments, policy: Policy) -> Lowered | None:
-    """The compiled program once it is hot and its inputs are sound, None for the reference."""
-    if policy.backend is registry.reference:
-        return None
-    refused = entry.refused.get(policy.backend)
-    if refused is not None:
-        if policy.strict:
-            raise refused
-        return None
-    numbers = list(arguments.scalars)
-    _note_numbers(entry, numbers)
-    sound = not any(isinstance(held, LtcError) for held in arguments.held)
-    if entry.runs < policy.hot_after or not sound:
-        return None
-    entry.choose(policy.backend)
-    if entry.compiled is None:
-        entry.specialised = 0
-        _compile(entry, numbers, policy)
-    elif not entry.compiled.fits(numbers):
-        _specialise(entry, numbers, policy)
-    if entry.compiled is not None:
-        executables.used(entry)
-    return entry.compiled
-
-
-def _note_numbers(entry: Entry, numbers: list[object]) -> None:
-    """Remember which run-time numbers change from run to run."""
-    if entry.compiled is None:
-        if entry.numbers is not None:
-            pairs = enumerate(zip(entry.numbers, numbers, strict=True))
-            entry.varying.update(slot for slot, (old, new) in pairs if not same_number(old, new))
-        entry.numbers = numbers
-
-
-def _specialise(entry: Entry, numbers: list[object], policy: Policy) -> None:
-    """Compile again: a number that was taken for a constant has changed."""
-    assert entry.compiled is not None
-    entry.varying |= entry.compiled.misfits(numbers)
-    entry.specialised += 1
-    if entry.specialised < _MOST_SPECIALISATIONS:
-        _compile(entry, numbers, policy)
-        return
-    entry.compiled = None
-    error = CompileError(
-        f"{policy.backend.name} would have to compile program {entry.program.identity} again for each value of its "
-        "numbers",
-        source=str(entry.program.calls[0].source),
-    )
-    _refuse(entry, policy, error, "compile")
-
-
-def _compile(entry: Entry, numbers: list[object], policy: Policy) -> None:
-    began = time.perf_counter()
-    entry.compiled = None
-    name = policy.backend.name
-    try:
-        entry.compiled = lower(policy.backend, entry.program, numbers, entry.varying, policy.strict)
-    except Exception as error:
-        _refuse(entry, policy, refusal(name, entry.program, error), "compile")
-        return
-    # Made again if the compiled program ever fails.
-    entry.reference = None
-    emit(CompileEvent(entry.program.identity, name, time.perf_counter() - began))
-    if entry.compiled.note:
-        executor.note(entry.compiled.note)
-
-
-def _refuse(entry: Entry, policy: Policy, error: BackendError, stage: str) -> None:
-    """The backend has had its chance with this program."""
-    entry.refused[policy.backend] = error
-    entry.compiled = None
-    emit(RefusalEvent(entry.program.identity, policy.backend.name, stage, str(error)))
-    if policy.strict:
-        raise error
-    executor.note(f"{error}\n  the program runs in the {registry.reference.name} instead")
 
 
 def _run_compiled(entry: Entry, lowered: Lowered, arguments: Arguments, policy: Policy) -> Outcome:

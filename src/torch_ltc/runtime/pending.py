@@ -13,7 +13,8 @@ from torch_ltc.program.instruction import Program
 from torch_ltc.program.spec import Spec, spec_of
 from torch_ltc.runtime.buffer import buffer_of, physical_device
 from torch_ltc.runtime.cache import Entry, executables, next_identity
-from torch_ltc.runtime.execute import Policy, execute_entry
+from torch_ltc.runtime.compiling import Policy
+from torch_ltc.runtime.execute import execute_entry
 from torch_ltc.runtime.executor import executor
 from torch_ltc.runtime.random import device_random
 from torch_ltc.runtime.recorder import recorder

@@ -32,7 +32,8 @@ from torch_ltc.program.spec import Spec, keep_bounded, spec_of
 from torch_ltc.program.tree import Node
 from torch_ltc.runtime.buffer import Buffer, buffer_of, physical_device, poisoned
 from torch_ltc.runtime.cache import Entry, executables, next_identity
-from torch_ltc.runtime.execute import Policy, execute_entry
+from torch_ltc.runtime.compiling import Policy
+from torch_ltc.runtime.execute import execute_entry
 from torch_ltc.runtime.executor import executor
 from torch_ltc.runtime.memory import memory
 from torch_ltc.runtime.random import device_random

@@ -181,6 +181,8 @@ class Ltc(System):
         self._compiles: list[tuple[float, float]] = []
         self._runs: deque[tuple[int, str]] = deque(maxlen=100_000)
         self._refused: dict[int, str] = {}
+        # Programs of one call, which are left to the interpreter.
+        self._single: set[int] = set()
         self._instructions = 0
         self._compiles_before = 0
         events.subscribe(self._on_compile, events.CompileEvent)
@@ -211,10 +213,11 @@ class Ltc(System):
         self._compiles_before = len(self._compiles)
 
     def steady(self) -> bool:
-        """Whether the backend ran every program of the last step, but for those that it cannot compile."""
+        """Whether the backend ran every program of the last step, but for those that it cannot or need not compile."""
         if len(self._compiles) != self._compiles_before:
             return False
-        return all(backend == self._backend or program in self._refused for program, backend in list(self._runs))
+        spared = self._single.union(self._refused)
+        return all(backend == self._backend or program in spared for program, backend in list(self._runs))
 
     def count_operations(self, step: Callable[[], object]) -> int | None:
         """Instructions of the programs of a step."""
@@ -231,6 +234,8 @@ class Ltc(System):
 
     def _on_sync(self, event: Any) -> None:
         self._instructions += event.instructions
+        if event.instructions - event.inputs <= 1:
+            self._single.add(event.program)
 
     def _on_read(self, event: Any) -> None:
         self.waited_s += event.duration_s

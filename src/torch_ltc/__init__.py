@@ -24,6 +24,7 @@ from torch_ltc.api import (
     to_cpu,
     use_backend,
     wait_device_ops,
+    wait_for_compiles,
 )
 from torch_ltc.backends.interpreter import InterpreterBackend as _InterpreterBackend
 from torch_ltc.backends.null import NullBackend as _NullBackend
@@ -60,6 +61,7 @@ __all__ = [
     "to_cpu",
     "use_backend",
     "wait_device_ops",
+    "wait_for_compiles",
 ]
 
 

@@ -15,6 +15,7 @@ from torch_ltc.events import SyncReason
 from torch_ltc.lowering.interface import Backend
 from torch_ltc.lowering.registry import registry
 from torch_ltc.runtime import sync as runtime
+from torch_ltc.runtime import tiers
 from torch_ltc.runtime.buffer import buffer_of
 from torch_ltc.runtime.executor import executor
 from torch_ltc.runtime.sync import cut
@@ -67,8 +68,18 @@ def register_backend(backend: Backend | type[Backend]) -> Backend:
     return registry.register(backend)
 
 
+def wait_for_compiles() -> None:
+    """Return when everything that was synced has run and nothing is being compiled or loaded any more.
+
+    Never required: programs run in the interpreter until their compiled form is there. For measurements and tests, that
+    want to see the one and not the other.
+    """
+    tiers.wait_for_compiles()
+
+
 def _prepare_to_exit() -> None:
     executor.drain()
+    tiers.stop()
     for backend in registry.used():
         backend.prepare_to_exit()
 

@@ -19,6 +19,7 @@ __all__ = [
     "Origin",
     "Setting",
     "Settings",
+    "cache_folder",
     "forced_fallback_ops",
     "get_force_fallback",
     "set_force_fallback",
@@ -191,6 +192,35 @@ SETTINGS: Mapping[str, Setting] = {
             minimum=2,
         ),
         Setting(
+            "tiers",
+            "background",
+            "LTC_TIERS",
+            "When hot programs are compiled: in the 'background' while the interpreter goes on, 'blocking' when they are "
+            "due, or 'off': every program before its first run.",
+            choices=("background", "blocking", "off"),
+        ),
+        Setting(
+            "promotion",
+            True,
+            "LTC_PROMOTION",
+            "Whether numbers and sizes that change between otherwise equal programs become run-time inputs of one "
+            "compiled program.",
+        ),
+        Setting(
+            "cache_dir",
+            "",
+            "LTC_CACHE_DIR",
+            "The folder in which compiled programs are kept for later processes; empty for 'torch_ltc' in the user's "
+            "cache folder, 'off' for none.",
+        ),
+        Setting(
+            "cache_bytes",
+            2 << 30,
+            "LTC_CACHE_BYTES",
+            "The most bytes that cache_dir may hold; what was not used for longest goes first.",
+            minimum=0,
+        ),
+        Setting(
             "queue_bound",
             8,
             "LTC_QUEUE_BOUND",
@@ -238,6 +268,10 @@ class Settings:
     tree_bound: int
     executables_bound: int
     hot_after: int
+    tiers: Literal["background", "blocking", "off"]
+    promotion: bool
+    cache_dir: str
+    cache_bytes: int
     queue_bound: int
     closure_queue_bound: int
     save_tensors_file: str
@@ -342,6 +376,16 @@ def _find(name: str) -> Setting:
 
 
 settings = Settings()
+
+
+def cache_folder() -> str:
+    """The folder that `cache_dir` names; empty when nothing is to be kept on disk."""
+    if settings.cache_dir == "off":
+        return ""
+    if settings.cache_dir:
+        return os.path.abspath(os.path.expanduser(settings.cache_dir))
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return os.path.join(home, "torch_ltc")
 
 
 @lru_cache(maxsize=16)

@@ -21,6 +21,7 @@ __all__ = [
     "Event",
     "ExecuteEvent",
     "FallbackEvent",
+    "LoadEvent",
     "MismatchEvent",
     "PruneEvent",
     "ReadEvent",
@@ -64,11 +65,27 @@ class SyncEvent:
 
 @dataclass(frozen=True, slots=True)
 class CompileEvent:
-    """A backend compiled a program."""
+    """A backend compiled a program; the event comes when that is done.
+
+    `reason` says why it was compiled again, when something that was compiled before did not fit; `elsewhere` that it
+    happened in another process.
+    """
 
     program: int
     backend: str
     duration_s: float
+    reason: str = ""
+    elsewhere: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LoadEvent:
+    """What a backend compiled of a program in an earlier process was loaded from `folder`."""
+
+    program: int
+    backend: str
+    duration_s: float
+    folder: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,13 +146,22 @@ class PruneEvent:
 
 
 Event: TypeAlias = (
-    SyncEvent | CompileEvent | RefusalEvent | ExecuteEvent | FallbackEvent | ReadEvent | MismatchEvent | PruneEvent
+    SyncEvent
+    | CompileEvent
+    | LoadEvent
+    | RefusalEvent
+    | ExecuteEvent
+    | FallbackEvent
+    | ReadEvent
+    | MismatchEvent
+    | PruneEvent
 )
 Listener: TypeAlias = Callable[[Event], None]
 
 KINDS: tuple[type, ...] = (
     SyncEvent,
     CompileEvent,
+    LoadEvent,
     ExecuteEvent,
     RefusalEvent,
     FallbackEvent,

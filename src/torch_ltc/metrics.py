@@ -17,6 +17,7 @@ from torch_ltc.events import (
     Event,
     ExecuteEvent,
     FallbackEvent,
+    LoadEvent,
     MismatchEvent,
     PruneEvent,
     ReadEvent,
@@ -49,6 +50,7 @@ COUNTERS: Mapping[str, str] = {
     "TrieForked": "Instructions that were recorded where another one had come before, so that the prefix tree forked.",
     "TreePruned": "Times that the prefix tree reached its bound and was pruned.",
     "Compile": "Programs that a backend compiled.",
+    "CompileLoaded": "Programs whose compiled form was loaded from disk, where an earlier process had put it.",
     "ExecuteFailed": "Programs of which an operation failed when they ran.",
     "MetaMismatch": "Results whose layout was not the one that the meta kernel had promised.",
     "aten::<op>": "Times that the operation ran eagerly instead of being recorded; with overload: aten::index.Tensor.",
@@ -58,6 +60,7 @@ METRICS: Mapping[str, tuple[Unit, str]] = {
     "TensorsGraphSize": ("", "Instructions of a synced program."),
     "RecordTime": ("ns", "Wall time from the first operation of a program to its sync."),
     "CompileTime": ("ns", "Time that a backend took to compile a program."),
+    "LoadTime": ("ns", "Time that it took to load the compiled form of a program from disk."),
     "ExecuteTime": ("ns", "Time that a program took to run."),
     "ReadTime": ("ns", "Time that a read took, waiting included."),
 }
@@ -230,6 +233,9 @@ def _on_event(event: Event) -> None:
         case CompileEvent(duration_s=duration_s):
             count("Compile")
             sample("CompileTime", duration_s * _NS_PER_S, "ns")
+        case LoadEvent(duration_s=duration_s):
+            count("CompileLoaded")
+            sample("LoadTime", duration_s * _NS_PER_S, "ns")
         case ExecuteEvent(duration_s=duration_s, failed=failed):
             count("ExecuteFailed", int(failed))
             sample("ExecuteTime", duration_s * _NS_PER_S, "ns")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 
 import torch_ltc
 from torch_ltc import events
-from torch_ltc.lowering.calls import run_call
+from torch_ltc.lowering.calls import plain_call, run_call
 from torch_ltc.lowering.data import BackendData, BackendDevice
 from torch_ltc.lowering.interface import Arguments, Backend, Form
 from torch_ltc.lowering.registry import registry
@@ -70,6 +71,31 @@ class FunctionalBackend(Backend):
             return run_functional(program, given)
 
         return run
+
+
+class SymbolicBackend(FunctionalBackend):
+    """The functional form of programs that stand for many, call by call with PyTorch's kernels."""
+
+    name = "symbolic"
+    symbolic_sizes = True
+
+    def compile(self, program: Program) -> Callable[..., Sequence[Any]]:
+        return _Symbolic(super().compile(program), program)
+
+
+class _Symbolic:
+    def __init__(self, function: Callable[..., Sequence[Any]], program: Program) -> None:
+        self._function = function
+        self._program = program
+
+    def bind(self, symbols: Mapping[str, int]) -> Callable[..., Sequence[Any]]:
+        instructions = [plain_call(i, symbols) if isinstance(i, Call) else i for i in self._program.instructions]
+        plain = replace(self._program, instructions=tuple(instructions))
+        return lambda *given: run_functional(plain, given)
+
+    def __call__(self, *given: Any) -> Sequence[Any]:
+        assert not self._program.symbols
+        return self._function(*given)
 
 
 class RecordedBackend(Backend):
@@ -169,10 +195,11 @@ def record(function: Callable[..., Any], *inputs: Tensor) -> tuple[Program, list
 
 @contextmanager
 def seen_events() -> Iterator[list[Any]]:
-    """Compile, execute and refusal events of the block."""
+    """Compile, load, execute and refusal events of the block."""
     torch_ltc.wait_device_ops()
     seen: list[Any] = []
-    stop = events.subscribe(seen.append, events.CompileEvent, events.ExecuteEvent, events.RefusalEvent)
+    kinds = (events.CompileEvent, events.LoadEvent, events.ExecuteEvent, events.RefusalEvent)
+    stop = events.subscribe(seen.append, *kinds)
     try:
         yield seen
         torch_ltc.wait_device_ops()

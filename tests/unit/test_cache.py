@@ -11,6 +11,7 @@ from torch import Tensor
 import torch_ltc
 from torch_ltc.config import settings
 from torch_ltc.lowering.interface import Arguments, Computation, Outcome
+from torch_ltc.lowering.lower import Lowered
 from torch_ltc.program.instruction import Program
 from torch_ltc.runtime import cache
 from torch_ltc.runtime.cache import Entry, ExecutableCache, fingerprint, inputs_to_restore, may_fail, next_identity
@@ -46,7 +47,7 @@ class Ready(Computation):
 
 def compiled_entry() -> Entry:
     entry = Entry(Program(next_identity(), (), (), 0, 0, False))
-    entry.compiled = Ready()
+    entry.compiled = Lowered(Ready())
     return entry
 
 

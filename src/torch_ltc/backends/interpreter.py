@@ -18,11 +18,10 @@ from torch_ltc.lowering.calls import fill, flatten_results, laid_out
 from torch_ltc.lowering.interface import Arguments, Backend, Computation, Outcome
 from torch_ltc.program.instruction import (
     Call,
-    DeviceGenerator,
-    PhysicalDevice,
+    Input,
     Program,
+    Return,
     ReturnKind,
-    Scalar,
     Value,
 )
 from torch_ltc.program.render import program_text
@@ -41,33 +40,9 @@ class InterpreterBackend(Backend):
         return Interpretation(program)
 
 
-class _Step:
-    """One call with the places in its arguments that change from run to run, and what is dead after it."""
-
-    # A plain slots class: there is one per call of every program, and the loop below reads it.
-    __slots__ = ("call", "args", "kwargs", "fills", "named", "dead", "single")
-
-    def __init__(self, call: Call) -> None:
-        self.call = call
-        self.args = [_constant(a) for a in call.args]
-        self.kwargs = {k: _constant(v) for k, v in call.kwargs.items()}
-        self.fills = [(i, a) for i, a in enumerate(call.args) if _changes(a)]
-        self.named = [(k, v) for k, v in call.kwargs.items() if _changes(v)]
-        self.dead: tuple[int, ...] = ()
-        returns = call.returns
-        fresh = (ReturnKind.FRESH, ReturnKind.VIEW)
-        is_single = len(returns) == 1 and not isinstance(returns[0], tuple) and returns[0].kind in fresh
-        self.single = call.numbers[0] if is_single else -1
-
-
-def _changes(operand: object) -> bool:
-    if isinstance(operand, tuple):
-        return any(_changes(item) for item in operand)
-    return isinstance(operand, (Value, Scalar, DeviceGenerator, PhysicalDevice))
-
-
-def _constant(operand: object) -> object:
-    return None if _changes(operand) else list(operand) if isinstance(operand, tuple) else operand
+# What an argument may be besides an operand, and what a list of them may hold.
+_NUMBERS = frozenset({int, float, bool})
+_CONSTANT = frozenset({int, float, bool, complex, str, type(None), torch.dtype})
 
 
 class _Lost(Exception):
@@ -78,44 +53,41 @@ class _Lost(Exception):
 
 
 class Interpretation(Computation):
-    """A program as a list of steps."""
+    """A program, run as it is: most programs of a new kind are seen once, so that little is prepared."""
 
     def __init__(self, program: Program) -> None:
         self.program = self._program = program
         self._inputs = program.inputs
-        self._steps = [_Step(call) for call in program.calls]
-        self._roots = memory_roots(program)
-        self._mark_last_uses()
+        self._calls = program.calls
+        self._dead = _last_uses(program, self._inputs, self._calls)
+        self._roots: list[int] = []
 
     def to_string(self) -> str:
         """The program's text: there is no other form."""
         return program_text(self._program)
 
-    def _mark_last_uses(self) -> None:
-        kept = set(self._program.outputs) | {i.number for i in self._inputs}
-        seen = set(kept)
-        for step in reversed(self._steps):
-            touched = [*step.call.operands, *(n for n in step.call.numbers if n >= 0)]
-            step.dead = tuple({n for n in touched if n not in seen})
-            seen.update(step.dead)
-
     def run(self, arguments: Arguments) -> Outcome:
         """Run every call once, in order."""
         values: list[Any] = [None] * self._program.values
-        for instruction, tensor in zip(self._inputs, arguments.inputs, strict=True):
+        inputs = arguments.inputs
+        for instruction, tensor in zip(self._inputs, inputs, strict=True):
             values[instruction.number] = tensor
         failures: list[LtcError] = []
-        for step in self._steps:
+        lost = any(isinstance(tensor, LtcError) for tensor in inputs)
+        for call, dead in zip(self._calls, self._dead, strict=True):
             try:
-                self._run_step(step, values, arguments)
-            except _Lost as lost:
-                self._lose(step.call, values, lost.error)
+                if lost:
+                    _check_operands(call, values)
+                _run_call(call, values, arguments)
+            except _Lost as reason:
+                self._lose(call, values, reason.error)
             except Exception as error:
-                source = arguments.sources.get(id(step.call), step.call.source)
-                failure = _failure(step.call, values, error, source)
+                source = arguments.sources.get(id(call), call.source)
+                failure = _failure(call, values, error, source)
                 failures.append(failure)
-                self._lose(step.call, values, failure)
-            for number in step.dead:
+                self._lose(call, values, failure)
+                lost = True
+            for number in dead:
                 values[number] = None
         return Outcome([values[n] for n in self._program.outputs], failures)
 
@@ -125,45 +97,93 @@ class Interpretation(Computation):
         for number in call.numbers:
             if number >= 0:
                 values[number] = error
+        if not self._roots:
+            self._roots = memory_roots(self._program)
         lost = {self._roots[n] for n in call.mutated}
         if lost:
             for number, root in enumerate(self._roots):
                 if root in lost:
                     values[number] = error
 
-    def _run_step(self, step: _Step, values: list[Any], arguments: Arguments) -> None:
-        def value_of(number: int) -> Any:
-            value = values[number]
-            if isinstance(value, LtcError):
-                raise _Lost(value)
-            return value
 
-        args = step.args
-        if step.fills:
-            args = args.copy()
-            for position, operand in step.fills:
-                args[position] = fill(operand, value_of, arguments)
-        kwargs = step.kwargs
-        if step.named:
-            kwargs = dict(kwargs)
-            for name, operand in step.named:
-                kwargs[name] = fill(operand, value_of, arguments)
-        call = step.call
-        out = call.op(*args, **kwargs)
-        copied = call.layout.copied
-        if step.single >= 0:
-            if copied == ():
-                values[step.single] = out
-                return
-            results: Sequence[Any] = (out,)
-        else:
-            results = flatten_results(out, call)
-        if copied is None:
-            results = list(results)
-            copied = call.layout.copied = _settle(call, results, [values[n] for n in call.operands])
-        for position, (number, result) in enumerate(zip(call.numbers, results, strict=True)):
+def _last_uses(program: Program, inputs: list[Input], calls: list[Call]) -> list[Sequence[int]]:
+    """For each call the values that nobody needs after it."""
+    last: dict[int, int] = {}
+    for index, call in enumerate(calls):
+        for number in call.operands:
+            last[number] = index
+        for number in call.numbers:
             if number >= 0:
-                values[number] = laid_out(result, call.flat_returns[position].spec) if position in copied else result
+                last[number] = index
+    for number in program.outputs:
+        last.pop(number, None)
+    for instruction in inputs:
+        last.pop(instruction.number, None)
+    dead: list[Any] = [()] * len(calls)
+    for number, index in last.items():
+        dead[index] = (*dead[index], number)
+    return dead
+
+
+def _check_operands(call: Call, values: list[Any]) -> None:
+    for number in call.operands:
+        if isinstance(values[number], LtcError):
+            raise _Lost(values[number])
+
+
+def _argument(operand: Any, values: list[Any], arguments: Arguments) -> Any:
+    """The real argument behind an operand that is neither a value nor constant."""
+    if operand.__class__ is tuple and (not operand or operand[0].__class__ in _NUMBERS):
+        return list(operand)
+    return fill(operand, values.__getitem__, arguments)
+
+
+def _run_call(call: Call, values: list[Any], arguments: Arguments) -> None:
+    args = [
+        values[operand.number]  # type: ignore[attr-defined]
+        if operand.__class__ is Value
+        else operand
+        if operand.__class__ in _CONSTANT
+        else _argument(operand, values, arguments)
+        for operand in call.args
+    ]
+    if call.kwargs:
+        named = {name: fill(operand, values.__getitem__, arguments) for name, operand in call.kwargs.items()}
+        out = call.op(*args, **named)
+    else:
+        out = call.op(*args)
+    layout = call.layout
+    numbers = call.numbers
+    if len(numbers) == 1 and call.returns[0].__class__ is Return and numbers[0] >= 0:
+        if layout.copied is None and _is_as_recorded(call, call.returns[0], out, values):  # type: ignore[arg-type]
+            layout.copied = ()
+        if layout.copied == ():
+            values[numbers[0]] = out
+            return
+    results = flatten_results(out, call)
+    if layout.copied is None:
+        layout.copied = _settle(call, results, [values[n] for n in call.operands])
+    copied = layout.copied
+    for position, (number, result) in enumerate(zip(numbers, results, strict=True)):
+        if number >= 0:
+            values[number] = laid_out(result, call.flat_returns[position].spec) if position in copied else result
+
+
+def _is_as_recorded(call: Call, expected: Return, result: Any, values: list[Any]) -> bool:
+    """True when the one result certainly is what was recorded; quicker than `_settle`, which tells what is not."""
+    spec = expected.spec
+    if spec is None or not isinstance(result, torch.Tensor):
+        return False
+    if result.dtype is not spec.dtype or result.size() != spec.size:
+        return False
+    if expected.kind is ReturnKind.VIEW:
+        return True
+    if spec.conj or spec.neg or spec.offset or spec.dtype.is_complex or expected.group != 0:
+        return False
+    if result.stride() != spec.stride or result.storage_offset():
+        return False
+    storage = result.untyped_storage()._cdata
+    return not any(values[n].untyped_storage()._cdata == storage for n in call.operands)
 
 
 def _settle(call: Call, results: list[Any], operands: list[Any]) -> tuple[int, ...]:

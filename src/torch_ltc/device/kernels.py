@@ -1,7 +1,7 @@
 """Recording kernels, one per operator overload, made from its schema.
 
-A kernel is a stub until it is first called. Then source text is made for its schema, with no loop over arguments in
-it, and the stub's code object is replaced: from the second call on, the dispatcher runs the specialised code
+A kernel is a stub until it has been called a few times. Then source text is made for its schema, with no loop over
+arguments in it, and the stub's code object is replaced: from then on, the dispatcher runs the specialised code
 directly.
 
 What a specialised kernel does, for a call with one fresh result:
@@ -12,6 +12,7 @@ What a specialised kernel does, for a call with one fresh result:
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from types import CodeType, FunctionType
 from typing import Any
@@ -20,14 +21,26 @@ from torch._ops import OpOverload
 
 from torch_ltc.config import forced_fallback_ops, settings
 from torch_ltc.device.fallback import run_eagerly
-from torch_ltc.device.registration import alias, create_empty_tensor, refuse_data_pointer
-from torch_ltc.device.tensors import make_results
+from torch_ltc.device.registration import (
+    META_KEY,
+    as_strided,
+    create_empty_tensor,
+    function_modes,
+    include_key,
+    refuse_data_pointer,
+    use_meta,
+)
+from torch_ltc.device.tensors import make_results, new_tensors
 from torch_ltc.program.infer import CannotInfer
 from torch_ltc.program.operator import DEFAULT, Argument, Kind, Operator
 from torch_ltc.runtime.buffer import Buffer, storage_of
 from torch_ltc.runtime.recorder import freeze, recorder
 
 Kernel = Callable[..., Any]
+
+# How many calls of an operator are recorded the general way, which costs some microseconds more: specialising takes as
+# long as dozens of them, and the first step should not wait for it.
+_GENERAL_CALLS = 16
 
 
 def record(operator: Operator, values: tuple[Any, ...]) -> Any:
@@ -69,6 +82,7 @@ def _namespace(operator: Operator) -> dict[str, Any]:
         "acquire": recorder.lock.acquire,
         "release": recorder.lock.release,
         "operand": recorder.operand,
+        "operands": recorder.operands,
         "scalar": recorder.scalar,
         "check_device": recorder.device,
         "keep": recorder.buffers.append,
@@ -77,7 +91,12 @@ def _namespace(operator: Operator) -> dict[str, Any]:
         "finish": finish,
         "create": create_empty_tensor,
         "refuse": refuse_data_pointer,
-        "alias": alias,
+        "new_tensors": new_tensors,
+        "as_strided": as_strided,
+        "use_meta": use_meta,
+        "include_key": include_key,
+        "META_KEY": META_KEY,
+        "function_modes": function_modes,
         "storage_of": storage_of,
         "Buffer": Buffer,
         "freeze": freeze,
@@ -88,14 +107,18 @@ def _namespace(operator: Operator) -> dict[str, Any]:
 
 
 def make_kernel(op: OpOverload) -> Kernel:
-    """The kernel to register for `op`: a stub that specialises itself when it is first called."""
+    """The kernel to register for `op`: a stub that specialises itself once it has been called a few times."""
     operator = Operator(op)
     if operator.dynamic:
         return _eager_kernel(operator, "its result's shape depends on data")
     if operator.random:
         raise ValueError(f"{operator.name} takes a generator: see device/random_ops.py")
 
+    calls = itertools.count(1)
+
     def specialise(*args: Any, **kwargs: Any) -> Any:
+        if next(calls) <= _GENERAL_CALLS:
+            return record(operator, operator.values(args, kwargs))
         code = compile_kernel(operator)
         template: dict[str, Any] = {}
         exec(code, template)
@@ -214,7 +237,7 @@ def _argument_lines(argument: Argument, index: int, lines: list[str]) -> str:
             ]
         lines += [f"{pad}if {part} < 0:", f"{pad}    {part} = operand({name}, operator)"]
     elif kind is Kind.TENSORS:
-        lines.append(f"{pad}{part} = None if {name} is None else tuple([operand(t, operator) for t in {name}])")
+        lines.append(f"{pad}{part} = operands({name}, operator)")
     elif kind is Kind.SCALAR:
         lines.append(f"{pad}{part} = DEFAULT if {name} is d{index} else scalar({name})")
     elif kind is Kind.SCALARS:
@@ -237,19 +260,32 @@ def _result_lines(operator: Operator, values: str) -> list[str]:
     settle = [f"{pad}if numbers:", f"{pad}    recorder.take_numbers(child, operator, {values})"]
     note = [f"{pad}recorder.note_line(child)"] if operator.located else []
     written = [a for a in operator.arguments if a.written]
-    if len(schema.returns) != 1:
-        return [f"{pad}return finish(child, operator, {values})"]
+    general = f"return finish(child, operator, {values})"
+    declared = [str(returned.type) for returned in schema.returns]
+    if len(declared) > 1 and set(declared) == {"Tensor"} and not written:
+        return [
+            f"{pad}if child.plan is None:",
+            f"{pad}    {general}",
+            *settle,
+            *note,
+            f"{pad}recorder.node = child",
+            f"{pad}number = recorder.count",
+            f"{pad}recorder.count = number + child.made",
+            f"{pad}return new_tensors(child, number)",
+        ]
+    if len(declared) != 1:
+        return [pad + general]
     alias_info = schema.returns[0].alias_info
     if len(written) == 1 and written[0].kind is Kind.TENSOR and alias_info is not None and alias_info.is_write:
         return [*settle, *note, f"{pad}recorder.node = child", f"{pad}return {_name(written[0])}"]
-    if str(schema.returns[0].type) != "Tensor" or written:
-        return [f"{pad}return finish(child, operator, {values})"]
+    if declared[0] != "Tensor" or written:
+        return [pad + general]
     if alias_info is None:
         return [
             *settle,
             f"{pad}size = child.size",
             f"{pad}if size is None:",
-            f"{pad}    return finish(child, operator, {values})",
+            f"{pad}    {general}",
             *note,
             # No call between these: an interrupt cannot leave one done and the other not.
             f"{pad}recorder.node = child",
@@ -264,7 +300,30 @@ def _result_lines(operator: Operator, values: str) -> list[str]:
             f"{pad}result._ltc = number",
             f"{pad}return result",
         ]
-    return [f"{pad}return finish(child, operator, {values})"]
+    base = operator.arguments[0]
+    if base.kind is not Kind.TENSOR or base.optional or note:
+        return [pad + general]
+    return [
+        f"{pad}spec = child.plan",
+        f"{pad}if spec is None or function_modes():",
+        f"{pad}    {general}",
+        *settle,
+        f"{pad}recorder.node = child",
+        f"{pad}number = recorder.count",
+        f"{pad}recorder.count = number + 1",
+        f"{pad}try:",
+        f"{pad}    use_meta(True)",
+        f"{pad}    result = as_strided({_name(base)}, spec.size, spec.stride, spec.offset)",
+        f"{pad}finally:",
+        f"{pad}    include_key(META_KEY, False)",
+        f"{pad}    use_meta(False)",
+        f"{pad}buffer = storage_of(result).handle",
+        f"{pad}if buffer.views is None or buffer.views_base != recorder.base:",
+        f"{pad}    buffer.views = {{}}",
+        f"{pad}    buffer.views_base = recorder.base",
+        f"{pad}buffer.views[spec] = result._ltc = number",
+        f"{pad}return result",
+    ]
 
 
 # ---- the setting force_fallback -------------------------------------------------------------------------------------

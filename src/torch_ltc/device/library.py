@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from torch_ltc.device import composites, copies, random_ops, recurrent, views
+from torch_ltc.device import composites, copies, random_ops, recurrent, views, whole
 from torch_ltc.device.fallback import run_eagerly
 from torch_ltc.device.kernels import Kernel, make_kernel, record
 from torch_ltc.program.operator import Operator
@@ -53,7 +53,13 @@ def overloads() -> list[OpOverload]:
 def kernel_for(op: OpOverload) -> Kernel | None:
     """The device's kernel for `op`, or None where PyTorch's own does."""
     name = op.name()
-    special: dict[str, Any] = {**copies.KERNELS, **views.KERNELS, **random_ops.KERNELS, **composites.KERNELS}
+    special: dict[str, Any] = {
+        **copies.KERNELS,
+        **views.KERNELS,
+        **random_ops.KERNELS,
+        **composites.KERNELS,
+        **whole.KERNELS,
+    }
     if name in special:
         kernel: Kernel = special[name]
         return kernel
@@ -99,6 +105,12 @@ def register_kernels() -> None:
     for name, kernel in {**random_ops.COMPOSITES, **composites.COMPOSITES, **recurrent.COMPOSITES}.items():
         for key in ("AutogradPrivateUse1", "PrivateUse1"):
             aten.impl(name, key, kernel, False)
+    for name, kernel in whole.EVERYWHERE.items():
+        aten.impl(name, "CompositeExplicitAutograd", kernel, False)
+    for name, kernel in whole.COMPOSED.items():
+        aten.impl(name, "PrivateUse1", kernel, False)
+    for name, kernel in whole.AUTOGRAD.items():
+        aten.impl(name, "AutogradPrivateUse1", kernel, False)
     aten.impl("aten::_pin_memory", "CPU", copies.pin_memory, False)
     others = torch.library.Library("_", "IMPL")
     _libraries.append(others)

@@ -35,6 +35,16 @@ create_empty_tensor: Callable[[Any, torch.dtype], torch.Tensor] = torch._C._acc.
 # Reading the data pointer of a device tensor raises instead of giving null.
 refuse_data_pointer: Callable[[torch.Tensor], None] = torch._C._set_throw_on_mutable_data_ptr
 META = torch._C.DispatchKeySet(torch._C.DispatchKey.Meta)
+# After `use_meta(True)` on a thread, operators on device tensors run their meta kernels there: views become aliases
+# that nobody records. Call it in a `try` whose `finally` calls `include_key(META_KEY, False)`, which takes out what
+# came with it, and then `use_meta(False)`, which takes out the backend: in this order the thread's keys are as before.
+META_KEY = torch._C.DispatchKey.Meta
+use_meta: Callable[[bool], None] = torch._C._set_meta_in_tls_dispatch_include
+include_key: Callable[[Any, bool], None] = torch._C._dispatch_tls_set_dispatch_key_included
+as_strided: Callable[..., torch.Tensor] = torch._C.TensorBase.as_strided
+# How many of the user's function modes would see a call made through a Python binding.
+function_modes: Callable[[], int] = torch._C._len_torch_function_stack
+dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 _as_strided = torch.ops.aten.as_strided.default
 _PRIVATE_USE_1 = torch._C._autograd.DeviceType.PrivateUse1
 _data: Any = torch._C.TensorBase.data
@@ -94,6 +104,22 @@ def alias_by(op: Any, *args: Any) -> torch.Tensor:
     """The result of a view operator's meta kernel on device tensors: an alias with the operator's own geometry."""
     result: torch.Tensor = op.redispatch(META, *args)
     return result
+
+
+_WITH_DERIVATIVE = torch._C.DispatchKeySet(torch._C.DispatchKey.AutogradNestedTensor) | torch._C.DispatchKeySet(
+    torch._C.DispatchKey.PrivateUse1
+)
+
+
+def with_derivative(op: Any, *args: Any) -> Any:
+    """Run an operator that PyTorch composes, with the derivative that its autograd has for it as a whole, which it
+    uses for nested tensors; below autograd, the device's kernel runs."""
+    return op._handle.redispatch_boxed(_WITH_DERIVATIVE, *args)
+
+
+def composed(op: Any, *args: Any) -> Any:
+    """Run an operator as PyTorch composes it of others, derivatives included."""
+    return op._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args)
 
 
 def composite(op: Any, *args: Any, **kwargs: Any) -> Any:

@@ -53,6 +53,26 @@ def view_tensor(operator: Operator, base: torch.Tensor, spec: Spec, values: tupl
     return alias_by(operator.op, *values)
 
 
+def new_tensors(child: Node, number: int) -> tuple[torch.Tensor | None, ...]:
+    """The results of a call that makes several new tensors, as the plan of `child` has them."""
+    results: list[torch.Tensor | None] = []
+    for spec in child.plan:
+        if spec is None:
+            results.append(None)
+            continue
+        tensor = create_empty_tensor(spec.size, spec.dtype)
+        refuse_data_pointer(tensor)
+        buffer = Buffer()
+        buffer.number = number
+        buffer.spec = spec
+        attach(tensor, buffer)
+        recorder.buffers.append(buffer)
+        tensor._ltc = number  # type: ignore[attr-defined]
+        number += 1
+        results.append(tensor)
+    return tuple(results)
+
+
 def make_results(child: Node, operator: Operator, values: tuple[Any, ...], first: int) -> Any:
     """Everything a call returns, made into device tensors, whose values are numbered from `first` on."""
     call = child.instruction

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from torch_ltc.lowering.interface import Arguments
-from torch_ltc.program.instruction import Call, DeviceGenerator, PhysicalDevice, Scalar, Value
+from torch_ltc.program.instruction import Call, DeviceGenerator, PhysicalDevice, Scalar, Size, Value
+from torch_ltc.program.sizes import evaluated
 from torch_ltc.program.spec import Spec
 
 Lookup = Callable[[int], Any]
@@ -51,6 +53,18 @@ def laid_out(result: torch.Tensor, spec: Spec | None) -> torch.Tensor:
     view = torch._conj(view) if spec.conj else view
     view = torch._neg_view(view) if spec.neg else view
     return view.copy_(result)
+
+
+def plain_call(call: Call, symbols: Mapping[str, int]) -> Call:
+    """The call with integers in place of expressions over symbols."""
+
+    def plain(operand: object) -> object:
+        if isinstance(operand, Size):
+            return evaluated(operand.expression, symbols)
+        return tuple([plain(item) for item in operand]) if isinstance(operand, tuple) else operand
+
+    named = {name: plain(operand) for name, operand in call.kwargs.items()}
+    return replace(call, args=tuple([plain(operand) for operand in call.args]), kwargs=named)
 
 
 def run_call(call: Call, value_of: Lookup, arguments: Arguments) -> dict[int, Any]:

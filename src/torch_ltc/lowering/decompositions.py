@@ -10,19 +10,10 @@ import torch
 from torch._decomp import core_aten_decompositions, get_decompositions
 from torch._ops import OpOverload
 
+from torch_ltc.program.products import FORMULAS
+
 aten = torch.ops.aten
 Table = Mapping[OpOverload, Callable[..., Any]]
-
-
-def linear_backward(
-    self: torch.Tensor, grad_output: torch.Tensor, weight: torch.Tensor, output_mask: list[bool]
-) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
-    """The gradients of `linear`, by matrix products."""
-    rows = grad_output.reshape(-1, grad_output.size(-1))
-    for_input = (rows @ weight).reshape(self.size()) if output_mask[0] else None
-    for_weight = rows.t() @ self.reshape(-1, self.size(-1)) if output_mask[1] else None
-    for_bias = rows.sum(0) if output_mask[2] else None
-    return for_input, for_weight, for_bias
 
 
 def one_by_one(op: OpOverload) -> Callable[..., Any]:
@@ -53,7 +44,7 @@ def lerp(self: torch.Tensor, end: torch.Tensor, weight: float) -> Any:
     return aten.sub.Tensor(end, aten.mul.Tensor(aten.sub.Tensor(end, self), 1 - weight))
 
 
-_OURS: dict[OpOverload, Callable[..., Any]] = {aten.linear_backward.default: linear_backward}
+_OURS: dict[OpOverload, Callable[..., Any]] = dict(FORMULAS)
 # Small, exact, and in neither form core ATen: every backend is glad not to see them.
 _ALSO_TAKEN_APART = (
     aten._to_copy,

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from torch_ltc.errors import LtcError
-from torch_ltc.lowering.calls import run_call
+from torch_ltc.errors import CompileError, LtcError
+from torch_ltc.lowering.calls import plain_call, run_call
 from torch_ltc.lowering.data import BackendData, alias_physical
-from torch_ltc.lowering.functionalize import Functional, Parameter
+from torch_ltc.lowering.functionalize import Functional, Parameter, plan_parameters
 from torch_ltc.lowering.interface import Arguments, Backend, Computation, Held, Outcome, ProgramFunction
 from torch_ltc.lowering.partition import Part
 from torch_ltc.lowering.results import check_count, check_result, fitted
@@ -32,6 +33,15 @@ class CompiledPart:
     takes: tuple[int, ...] = ()
     gives: tuple[int, ...] = ()
 
+    def bound(self, symbols: Mapping[str, int]) -> CompiledPart:
+        """The part with these values of the symbols."""
+        if not symbols:
+            return self
+        if self.part.direct is not None:
+            return replace(self, part=replace(self.part, direct=plain_call(self.part.direct, symbols)))
+        bind: Any = getattr(self.function, "bind", None)
+        return self if bind is None else replace(self, function=bind(symbols))
+
 
 class FunctionalComputation(Computation):
     """A program in functional form. Nothing is written before every part has run, except by a function that returns the
@@ -49,9 +59,26 @@ class FunctionalComputation(Computation):
         self._parts = parts
         self._pure = functional.program
         self._inputs = [i.number for i in functional.program.inputs]
-        recorded_specs = recorded.specs()
-        self._expected = [(number, recorded_specs[number]) for number in recorded.outputs]
+        self._expected = _expected(recorded)
         self._numbers = [(i.number, i.slot, i.spec.dtype) for i in self._pure.numbers]
+
+    def bind(self, program: Program, symbols: tuple[int, ...]) -> FunctionalComputation:
+        """The same parts for another program, told its sizes."""
+        parameters = plan_parameters(program)
+        if [(p.position, p.flat) for p in parameters] != [(p.position, p.flat) for p in self.functional.parameters]:
+            raise CompileError(f"inputs of program {program.identity} share their memory in another way")
+        bound = copy(self)
+        bound.program = program
+        bound.functional = replace(self.functional, parameters=parameters)
+        bound._expected = _expected(program)
+        named = {symbol.name: value for symbol, value in zip(self._pure.symbols, symbols, strict=True)}
+        bound._parts = [part.bound(named) for part in self._parts]
+        return bound
+
+    @property
+    def functions(self) -> list[ProgramFunction]:
+        """What the backend made, in the order in which it runs."""
+        return [part.function for part in self._parts if part.function is not None]
 
     def to_string(self) -> str:
         """The backend's text for each part, and the calls in between."""
@@ -118,6 +145,11 @@ class FunctionalComputation(Computation):
         for target, value in copies:
             target.copy_(value)
         return outcome
+
+
+def _expected(program: Program) -> list[tuple[int, Spec]]:
+    specs = program.specs()
+    return [(number, specs[number]) for number in program.outputs]
 
 
 def _tensor(held: torch.Tensor | BackendData) -> torch.Tensor:

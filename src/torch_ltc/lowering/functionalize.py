@@ -6,45 +6,43 @@ below it takes operators apart with PyTorch's decompositions and writes down the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
 from typing import Any
 
 import torch
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from torch_ltc.errors import CompileError, LtcError
 from torch_ltc.lowering.calls import flatten_results
+from torch_ltc.lowering.hints import hints_of
 from torch_ltc.lowering.numbers import NUMBER_SPECS, tensor_form
+from torch_ltc.lowering.turns import give_way
+from torch_ltc.lowering.writer import Shape, Table, Writer, is_written
 from torch_ltc.program.instruction import (
-    DEVICE_GENERATOR,
     Call,
     DeviceGenerator,
-    Input,
-    Instruction,
-    Number,
+    Geometry,
     PhysicalDevice,
     Program,
     Return,
     ReturnKind,
-    Returns,
     Scalar,
+    Size,
     Update,
     Value,
-    flatten_returns,
     written_positions,
 )
-from torch_ltc.program.source import UNKNOWN, Source
-from torch_ltc.program.spec import Spec, make_spec, spec_of
+from torch_ltc.program.skeleton import STORAGE_CALLS
+from torch_ltc.program.spec import Spec, make_spec
 
 aten = torch.ops.aten
-Table = Mapping[OpOverload, Callable[..., Any]]
-# Calls that address the storage behind a tensor, not the tensor.
+# Calls that change the storage behind a tensor.
 _REFUSED = ("resize_", "set_", "batch_norm_update_stats")
-_STORAGE_CALLS = ("as_strided", "_reshape_alias", "set_", "resize_")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +58,15 @@ class Parameter:
 @dataclass(frozen=True, slots=True)
 class Functional:
     """A functional program, how its inputs come from those of the recorded one, and the numbers that were taken for
-    constants, by slot: with any other value of these the program is another."""
+    constants, by slot: with any other value of these the program is another. So it is if a guard does not hold."""
 
     program: Program
     parameters: tuple[Parameter, ...]
     fixed: tuple[tuple[int, object], ...]
+    guards: tuple[str, ...] = ()
 
 
-def functionalize(program: Program, numbers: Sequence[object], varying: set[int], table: Table) -> Functional:
+def functionalize(program: Program, numbers: Sequence[object], varying: Set[int], table: Table) -> Functional:
     """The functional form of `program`. Numbers in the slots `varying` stay run-time inputs where the operators that
     take them have a form with tensors; all others become constants with the value they have in `numbers`."""
     tracer = _Tracer(program, numbers, varying, table)
@@ -89,12 +88,19 @@ def plan_parameters(program: Program) -> tuple[Parameter, ...]:
     by_buffer: dict[int, list[tuple[int, Spec]]] = {}
     for position, instruction in enumerate(program.inputs):
         by_buffer.setdefault(instruction.buffer, []).append((position, instruction.spec))
-    storage = any(call.op._schema.name.split("::")[1].startswith(_STORAGE_CALLS) for call in program.calls)
+    storage = any(_addresses_storage(call.op) for call in program.calls)
     return tuple(_parameter(seen, storage) for seen in by_buffer.values())
+
+
+@cache
+def _addresses_storage(op: OpOverload) -> bool:
+    return op._schema.name.split("::")[1].startswith(STORAGE_CALLS)
 
 
 def _parameter(seen: list[tuple[int, Spec]], storage: bool) -> Parameter:
     position, spec = seen[0]
+    if spec.contiguous and len(seen) == 1:
+        return Parameter(position, spec, False)
     plain = not (spec.conj or spec.neg or spec.overlaps_itself())
     if len(seen) == 1 and plain and (spec.covers_storage() or not storage):
         return Parameter(position, spec, False)
@@ -107,7 +113,7 @@ def _parameter(seen: list[tuple[int, Spec]], storage: bool) -> Parameter:
 class _Tracer:
     """Runs the recorded calls once, on fake tensors."""
 
-    def __init__(self, program: Program, numbers: Sequence[object], varying: set[int], table: Table) -> None:
+    def __init__(self, program: Program, numbers: Sequence[object], varying: Set[int], table: Table) -> None:
         self._program = program
         self._numbers = numbers
         self._varying = varying
@@ -115,14 +121,16 @@ class _Tracer:
         self._slots: dict[int, torch.Tensor] = {}
         self._fixed: dict[int, object] = {}
         self._parameters = plan_parameters(program)
-        self._writer = _Writer(table, program.device)
+        self._symbolic = _symbolic_sizes(program)
+        self._writer = Writer(table, program.device, self._symbolic)
         self.current: Call | None = None
 
     def trace(self) -> Functional:
         """The functional program."""
-        fake = FakeTensorMode(allow_non_fake_inputs=True)
+        env = None if self._symbolic is None else self._symbolic.env
+        fake = FakeTensorMode(allow_non_fake_inputs=True, shape_env=env)
         with torch.no_grad(), fake:
-            given = [self._writer.add_input(i, p.spec) for i, p in enumerate(self._parameters)]
+            given = [self._writer.add_input(i, p.spec, *self._shape_of(p)) for i, p in enumerate(self._parameters)]
             wrapped = [torch._to_functional_tensor(tensor) for tensor in given]
             slots = {slot: self._writer.add_number(slot, type(self._numbers[slot])) for slot in self._tensor_slots()}
             self._slots = {slot: torch._to_functional_tensor(tensor) for slot, tensor in slots.items()}
@@ -134,6 +142,7 @@ class _Tracer:
                         self.current = call
                         self._writer.source = call.source
                         self._run(call)
+                        give_way()
                     self.current = None
                 finally:
                     torch._disable_functionalization()
@@ -141,7 +150,31 @@ class _Tracer:
                 ended = [self._final(tensor) for tensor in wrapped]
         updates = [Update(i, number) for i, number in enumerate(ended) if number != i]
         program = self._writer.program(self._program, outputs, updates)
-        return Functional(program, self._parameters, tuple(sorted(self._fixed.items())))
+        guards = () if self._symbolic is None else self._symbolic.guards()
+        return Functional(program, self._parameters, tuple(sorted(self._fixed.items())), guards)
+
+    def _geometry_of(self, number: int, spec: Spec) -> Geometry:
+        """Sizes, strides and offset of a recorded input, symbolic where they are."""
+        geometry = self._program.geometry.get(number)
+        if geometry is None or self._symbolic is None:
+            return Geometry(spec.size, spec.stride, spec.offset)
+        whole = self._symbolic
+        return Geometry(whole.all(geometry.size), whole.all(geometry.stride), whole.integer(geometry.offset))
+
+    def _shape_of(self, parameter: Parameter) -> tuple[Sequence[Any], Sequence[Any]]:
+        inputs = self._program.inputs
+        first = inputs[parameter.position]
+        if not parameter.flat:
+            geometry = self._geometry_of(first.number, first.spec)
+            return geometry.size, geometry.stride
+        if self._symbolic is None:
+            return parameter.spec.size, parameter.spec.stride
+        seen = [self._geometry_of(i.number, i.spec) for i in inputs if i.buffer == first.buffer]
+        extents = [_extent(geometry) for geometry in seen]
+        extent = extents[0]
+        for other in extents[1:]:
+            extent = torch.sym_max(extent, other)
+        return (extent,), (1,)
 
     def _tensor_slots(self) -> list[int]:
         """Slots that vary and that every call can take as a tensor."""
@@ -158,7 +191,8 @@ class _Tracer:
             parameter, tensor = of_buffer[instruction.buffer]
             if parameter.flat:
                 spec = instruction.spec
-                tensor = aten.as_strided.default(tensor, spec.size, spec.stride, spec.offset)
+                shape = self._geometry_of(instruction.number, spec)
+                tensor = aten.as_strided.default(tensor, shape.size, shape.stride, shape.offset)
                 tensor = aten._conj.default(tensor) if spec.conj else tensor
                 tensor = aten._neg_view.default(tensor) if spec.neg else tensor
             self._values[instruction.number] = tensor
@@ -197,7 +231,7 @@ class _Tracer:
         rest = [self._plain(value) for value in args[1:]]
         with _outside_functionalization():
             memory = aten.empty_strided.default(size, stride, **options)
-            [filled] = self._writer.write_opaque(call, [memory, *rest], kwargs, [spec_of(memory)])
+            [filled] = self._writer.write_opaque(call, [memory, *rest], kwargs, [(size, stride, target.dtype)])
         assert filled is not None
         aten.copy_.default(target, torch._to_functional_tensor(filled))
         for number in call.numbers:
@@ -208,8 +242,10 @@ class _Tracer:
         """Write the call down as it is, with results as they were recorded."""
         given = [self._plain(value) for value in args]
         named = {name: self._plain(value) for name, value in kwargs.items()}
+        if _depends_on_symbols([*given, *named.values()]):
+            raise CompileError(f"{call.name} makes sizes that its kernel alone knows", source=str(call.source))
         with _outside_functionalization():
-            made = self._writer.write_opaque(call, given, named, [item.spec for item in call.flat_returns])
+            made = self._writer.write_opaque(call, given, named, [_shape(item.spec) for item in call.flat_returns])
         return [None if tensor is None else torch._to_functional_tensor(tensor) for tensor in made]
 
     def _plain(self, value: Any) -> Any:
@@ -228,13 +264,15 @@ class _Tracer:
                 f"{call.name} gives {result.dtype}{list(result.size())} on fake tensors where {spec} was recorded",
                 source=str(call.source),
             )
-        if item.kind is ReturnKind.VIEW or result.stride() == spec.stride:
+        if item.kind is ReturnKind.VIEW or hints_of(result.stride()) == spec.stride:
             return result
         # Other strides than the real kernel's would make later views legal or illegal that are not.
         if spec.covers_storage():
             order = sorted(range(len(spec.size)), key=lambda d: (-spec.stride[d], d))
             dense = aten.clone.default(aten.permute.default(result, order), memory_format=torch.contiguous_format)
             return aten.permute.default(dense, sorted(range(len(order)), key=order.__getitem__))
+        if _depends_on_symbols([result]):
+            raise CompileError(f"{call.name} lays its result out with holes, {spec}", source=str(call.source))
         base = aten.empty_strided.default(spec.size, spec.stride, dtype=spec.dtype, device=self._program.device)
         return aten.copy.default(base, result)
 
@@ -249,6 +287,8 @@ class _Tracer:
             return self._numbers[operand.slot]
         if isinstance(operand, tuple):
             return [self._fill(item) for item in operand]
+        if isinstance(operand, Size):
+            return self._symbolic.integer(operand)
         if isinstance(operand, DeviceGenerator):
             return None
         if isinstance(operand, PhysicalDevice):
@@ -260,7 +300,35 @@ def _fits(item: Return, result: Any) -> bool:
     spec = item.spec
     if item.kind not in (ReturnKind.FRESH, ReturnKind.VIEW) or spec is None:
         return True
-    return tuple(result.size()) == spec.size and result.dtype is spec.dtype
+    return hints_of(result.size()) == spec.size and result.dtype is spec.dtype
+
+
+def _shape(spec: Spec | None) -> Shape | None:
+    return None if spec is None else (spec.size, spec.stride, spec.dtype)
+
+
+def _symbolic_sizes(program: Program) -> Any:
+    """PyTorch's symbols for those of the program; None if it has none."""
+    if not program.symbols:
+        return None
+    # Its imports take about a second: nobody pays that whose sizes do not change.
+    return import_module("torch_ltc.lowering.symbolic").SymbolicSizes(program.symbols)
+
+
+def _extent(geometry: Geometry) -> Any:
+    """Number of storage elements that a tensor of this geometry reaches. It is not empty."""
+    sizes: Any = zip(geometry.size, geometry.stride, strict=True)
+    return geometry.offset + 1 + sum((n - 1) * s for n, s in sizes)
+
+
+def _depends_on_symbols(values: Sequence[Any]) -> bool:
+    for value in values:
+        parts = (*value.size(), *value.stride()) if isinstance(value, torch.Tensor) else (value,)
+        if isinstance(value, (list, tuple)) and _depends_on_symbols(value):
+            return True
+        if any(isinstance(part, (torch.SymInt, torch.SymFloat)) and part.node.expr.free_symbols for part in parts):
+            return True
+    return False
 
 
 @contextmanager
@@ -280,18 +348,10 @@ def _declared(call: Call) -> Callable[..., Any]:
     if call.op is aten.native_batch_norm.default:
         plain = isinstance(call.args[3], Value)
         return _batch_norm if plain else _batch_norm_without_statistics
-    undeclared = len(written_positions(call.op)) > sum(map(_is_written, call.op._schema.arguments))
+    undeclared = len(written_positions(call.op)) > sum(map(is_written, call.op._schema.arguments))
     if call.mutated and (name.startswith(_REFUSED) or undeclared):
         raise CompileError(f"{call.name} has no functional form", source=str(call.source))
     return call.op
-
-
-def _is_written(argument: torch._C.Argument) -> bool:
-    return argument.alias_info is not None and bool(argument.alias_info.is_write)
-
-
-def _declares_writes(op: OpOverload) -> bool:
-    return any(map(_is_written, op._schema.arguments))
 
 
 def _polygamma_(self: Any, n: int) -> Any:
@@ -316,205 +376,3 @@ def scalar_slots(call: Call) -> list[int]:
             if isinstance(item, Scalar):
                 found.append(item.slot)
     return found
-
-
-class _WritesError(CompileError):
-    """A composite operator writes to memory of its own."""
-
-
-class _Writer(TorchDispatchMode):
-    """Takes operators apart and writes down the calls that are left."""
-
-    def __init__(self, table: Table, device: torch.device) -> None:
-        TorchDispatchMode.__init__(self)
-        self._table = table
-        self._device = device
-        # True while fake tensors are made that no call of the program makes.
-        self._silent = False
-        # How many composite operators are being taken apart, one inside the other.
-        self._composites = 0
-        self._instructions: list[Instruction] = []
-        # Fake tensors are kept alive: their identity stands for their value number.
-        self._numbers: dict[int, int] = {}
-        self._kept: list[torch.Tensor] = []
-        self.source: Source = UNKNOWN
-        self._random = False
-
-    def add_input(self, buffer: int, spec: Spec) -> torch.Tensor:
-        """A fake tensor that stands for an input."""
-        tensor = self._empty(spec)
-        self._instructions.append(Input(buffer, spec, self._keep(tensor), UNKNOWN))
-        return tensor
-
-    def add_number(self, slot: int, kind: type) -> torch.Tensor:
-        """A fake tensor that stands for a run-time number."""
-        spec = NUMBER_SPECS[kind]
-        tensor = torch.empty((), dtype=spec.dtype)
-        self._instructions.append(Number(slot, spec, self._keep(tensor), UNKNOWN))
-        return tensor
-
-    def _empty(self, spec: Spec) -> torch.Tensor:
-        return torch.empty_strided(spec.size, spec.stride, dtype=spec.dtype, device=self._device)
-
-    def _keep(self, tensor: torch.Tensor) -> int:
-        number = len(self._kept)
-        self._kept.append(tensor)
-        self._numbers[id(tensor)] = number
-        return number
-
-    def number_of(self, tensor: torch.Tensor) -> int:
-        """The value number of a fake tensor; a real one is a constant of some decomposition, and is written down."""
-        number = self._numbers.get(id(tensor))
-        if number is not None:
-            return number
-        if tensor.dim() == 0 and type(tensor) is torch.Tensor:
-            return self._constant(tensor)
-        raise CompileError("a tensor appears that no call of the program made", source=str(self.source))
-
-    def _constant(self, tensor: torch.Tensor) -> int:
-        made = aten.scalar_tensor.default(tensor.item(), dtype=tensor.dtype)
-        self._write(aten.scalar_tensor.default, (tensor.item(),), {"dtype": tensor.dtype}, made)
-        self._numbers[id(tensor)] = self._numbers[id(made)]
-        self._kept.append(tensor)
-        return self._numbers[id(tensor)]
-
-    def mark(self) -> tuple[int, int]:
-        """Where the writing stands."""
-        return len(self._instructions), len(self._kept)
-
-    def roll_back(self, mark: tuple[int, int]) -> None:
-        """Forget what was written since `mark`."""
-        del self._instructions[mark[0] :]
-        for tensor in self._kept[mark[1] :]:
-            self._numbers.pop(id(tensor), None)
-        del self._kept[mark[1] :]
-
-    def write_opaque(
-        self, call: Call, args: list[Any], kwargs: dict[str, Any], specs: Sequence[Spec | None]
-    ) -> list[torch.Tensor | None]:
-        """Write the call down without running it; fake tensors of these geometries for its results."""
-        self._silent = True
-        try:
-            made = [None if spec is None else self._empty(spec) for spec in specs]
-        finally:
-            self._silent = False
-        single = len(call.returns) == 1 and not isinstance(call.returns[0], tuple)
-        out: Any = made[0] if single else made
-        self._write(call.op, args, kwargs, out)
-        return made
-
-    def program(self, recorded: Program, outputs: list[int], updates: list[Update]) -> Program:
-        """What was written down."""
-        return Program(
-            recorded.identity,
-            tuple(self._instructions),
-            tuple(outputs),
-            recorded.scalars,
-            len(self._kept),
-            self._random,
-            recorded.device,
-            tuple(updates),
-            functional=True,
-        )
-
-    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if self._silent:
-            return op(*args, **kwargs)
-        random = is_random(op, args, kwargs)
-        if not random:
-            taken_apart = self._table.get(op)
-            with self:
-                if taken_apart is not None:
-                    out = taken_apart(*args, **kwargs)
-                    if out is not NotImplemented:
-                        return out
-                elif op.namespace == "aten" and op._can_decompose():
-                    out = self._decomposed(op, args, kwargs)
-                    if out is not NotImplemented:
-                        return out
-        if self._composites and not random and _declares_writes(op):
-            raise _WritesError(f"{op} writes to its operand inside a composite operator")
-        out = op(*args, **kwargs)
-        self._write(op, args, kwargs, out)
-        return out
-
-    def _decomposed(self, op: OpOverload, args: Any, kwargs: Any) -> Any:
-        """What PyTorch makes of a composite operator, unless it writes on the way: nothing would turn that into values
-        here, below functionalization."""
-        mark = self.mark()
-        self._composites += 1
-        try:
-            return op.decompose(*args, **kwargs)
-        except _WritesError:
-            self.roll_back(mark)
-            return NotImplemented
-        finally:
-            self._composites -= 1
-
-    def _write(self, op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
-        operands: list[int] = []
-        given, named = self._operands(op, args, kwargs, operands)
-        returns, numbers = self._returns(op, out)
-        if op._schema.returns and all(number < 0 for number in numbers):
-            return
-        random = is_random(op, args, kwargs)
-        if random and "generator" in named:
-            named["generator"] = DEVICE_GENERATOR
-        self._random |= random
-        first = next((number for number in numbers if number >= 0), -1)
-        call = Call(op, given, named, tuple(operands), returns, first, self.source, random, numbers)
-        self._instructions.append(call)
-
-    def _operands(
-        self, op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], operands: list[int]
-    ) -> tuple[tuple[object, ...], dict[str, object]]:
-        """The arguments in full, in schema order, defaults filled in."""
-
-        def template(value: Any) -> object:
-            if isinstance(value, torch.Tensor):
-                number = self.number_of(value)
-                operands.append(number)
-                return Value(number)
-            return tuple(template(item) for item in value) if isinstance(value, (list, tuple)) else value
-
-        given: list[object] = []
-        named: dict[str, object] = {}
-        for position, argument in enumerate(op._schema.arguments):
-            value = args[position] if position < len(args) else kwargs.get(argument.name, argument.default_value)
-            if argument.kwarg_only:
-                named[argument.name] = template(value)
-            else:
-                given.append(template(value))
-        return tuple(given), named
-
-    def _returns(self, op: OpOverload, out: Any) -> tuple[Returns, tuple[int, ...]]:
-        declared = op._schema.returns
-        parts = out if len(declared) > 1 else (out,) if declared else ()
-        numbers: list[int] = []
-
-        def one(value: Any) -> Return:
-            if not isinstance(value, torch.Tensor):
-                numbers.append(-1)
-                kind = ReturnKind.NOTHING if value is None else ReturnKind.CONSTANT
-                return Return(kind, constant=value)
-            position = len(numbers)
-            numbers.append(-1 if id(value) in self._numbers else self._keep(value))
-            return Return(ReturnKind.FRESH, spec_of(value), group=position)
-
-        returns = tuple(
-            tuple(one(item) for item in part) if isinstance(part, (list, tuple)) else one(part) for part in parts
-        )
-        assert len(flatten_returns(returns)) == len(numbers)
-        return returns, tuple(numbers)
-
-
-def is_random(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """True for calls that draw random numbers: attention without dropout does not."""
-    if torch.Tag.nondeterministic_seeded not in op.tags:
-        return False
-    for position, argument in enumerate(op._schema.arguments):
-        if argument.name == "dropout_p":
-            given = args[position] if position < len(args) else kwargs.get("dropout_p", argument.default_value)
-            return bool(given != 0)
-    return True

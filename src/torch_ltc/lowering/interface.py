@@ -141,6 +141,16 @@ class Computation(abc.ABC):
     def run(self, arguments: Arguments) -> Outcome:
         """Run once. On the executor's thread."""
 
+    def bind(self, program: Program, symbols: tuple[int, ...]) -> Computation:
+        """What runs another program that was compiled with this one, with these values of the symbols."""
+        raise NotImplementedError(f"{type(self).__name__} runs one program only")
+
+    @property
+    def functions(self) -> list[Any]:
+        """The parts of it that the backend's `dump` and `load` are asked for: by default all of it. What is around them
+        must be something that can be pickled."""
+        return [self]
+
     def to_string(self) -> str:
         """The backend's own text for the program."""
         return program_text(self.program)
@@ -257,6 +267,11 @@ class Backend(abc.ABC):
     known_gaps: Mapping[str, str] = MappingProxyType({})
     # False for a backend whose results are not meant to be right.
     computes: bool = True
+    # True if compiling takes seconds: it happens in another process, so that this one goes on undisturbed. What
+    # `compile` returns must be something that `dump` can write, and the backend itself something that can be pickled.
+    compiles_elsewhere: bool = False
+    # True if it takes programs with `symbols`, which stand for many; see `Computation.bind`.
+    symbolic_sizes: bool = False
 
     # ---- compiling and running
 
@@ -287,6 +302,23 @@ class Backend(abc.ABC):
             except Exception as error:
                 built.append(refusal(self.name, context.program, error))
         return built
+
+    # ---- keeping what was compiled
+
+    def dump(self, compiled: ProgramFunction | Computation) -> bytes | None:
+        """What `compile` returned, or one of the `functions` of that, as bytes from which `load` makes it again in another
+        process; None if that cannot be done: then nothing is kept on disk."""
+        del compiled
+        return None
+
+    def load(self, program: Program, data: bytes) -> ProgramFunction | Computation:
+        """What `dump` wrote; `program` is the recorded program that it belongs to. Any exception means that the data is
+        of no use here."""
+        raise NotImplementedError(f"{self.name} cannot load what it compiled")
+
+    def version(self) -> str:
+        """Everything that must be as it was for bytes of `dump` to be right: versions, options, kind of processor."""
+        return ""
 
     def execute_computation(
         self, computation: Computation, arguments: Sequence[BackendData], device: BackendDevice

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence, Set
+from dataclasses import replace
+
 from torch_ltc.errors import CompileError, UnsupportedCallError
 from torch_ltc.lowering.data import BackendDevice
 from torch_ltc.lowering.decompositions import core_aten
@@ -12,6 +16,8 @@ from torch_ltc.lowering.partition import Part, partition
 from torch_ltc.lowering.passes import Observer, run_passes
 from torch_ltc.program.instruction import Call, Program
 from torch_ltc.program.render import program_text
+from torch_ltc.program.sizes import Sizes, evaluator
+from torch_ltc.program.skeleton import with_sizes
 
 # How many operators a message names.
 _MOST_NAMED = 5
@@ -19,23 +25,66 @@ _MOST_NAMED = 5
 
 class Lowered:
     """A computation, the numbers it was specialised on by slot, what the user should know, and whether it has run once
-    without a failure."""
+    without a failure.
 
-    __slots__ = ("computation", "fixed", "note", "proven")
+    With `sizes` it serves every program of one skeleton whose integers `takes` accepts, after `bind`.
+    """
 
-    def __init__(self, computation: Computation, fixed: tuple[tuple[int, object], ...] = (), note: str = "") -> None:
+    __slots__ = ("computation", "fixed", "note", "proven", "sizes", "guards", "origin", "dropped")
+
+    def __init__(
+        self,
+        computation: Computation,
+        fixed: tuple[tuple[int, object], ...] = (),
+        note: str = "",
+        sizes: Sizes | None = None,
+        guards: tuple[str, ...] = (),
+    ) -> None:
         self.computation = computation
         self.fixed = fixed
         self.note = note
         self.proven = False
+        self.sizes = sizes
+        # What must hold of the symbols, as Python text.
+        self.guards = guards
+        # What this one was bound from: itself, or the one that several programs share.
+        self.origin: Lowered = self
+        # True once it is no longer kept.
+        self.dropped = False
 
-    def fits(self, numbers: list[object]) -> bool:
+    def fits(self, numbers: Sequence[object]) -> bool:
         """True when these run-time numbers are those it was made for."""
         return all(same_number(numbers[slot], value) for slot, value in self.fixed)
 
-    def misfits(self, numbers: list[object]) -> set[int]:
+    def misfits(self, numbers: Sequence[object]) -> set[int]:
         """The slots of the numbers that are not."""
         return {slot for slot, value in self.fixed if not same_number(numbers[slot], value)}
+
+    def takes(self, values: tuple[int, ...]) -> bool:
+        """True when it is right for a program of its skeleton with these integers."""
+        return self.sizes is not None and not self.sizes.misfits(values) and self.broken_guard(values) is None
+
+    def broken_guard(self, values: tuple[int, ...]) -> str | None:
+        """A guard that does not hold for these integers, with them."""
+        if self.sizes is None or not self.guards:
+            return None
+        symbols = self.sizes.values_of(values)
+        held = evaluator(self.sizes.names, self.guards)(*symbols)
+        if all(held):
+            return None
+        guard = self.guards[[bool(item) for item in held].index(False)]
+        named = zip(self.sizes.names, symbols, strict=True)
+        shown = ", ".join(f"{name} = {value}" for name, value in named if re.search(rf"\b{name}\b", guard))
+        return f"{guard} does not hold for {shown}"
+
+    def bind(self, program: Program, values: tuple[int, ...]) -> Lowered:
+        """What runs this program of the same skeleton, which has these integers."""
+        if self.sizes is None or program is self.computation.program:
+            return self
+        computation = self.computation.bind(program, self.sizes.values_of(values))
+        bound = Lowered(computation, self.fixed, sizes=self.sizes, guards=self.guards)
+        bound.origin = self
+        return bound
 
 
 def same_number(first: object, second: object) -> bool:
@@ -48,20 +97,30 @@ def same_number(first: object, second: object) -> bool:
 
 
 def functional_form(
-    backend: Backend, program: Program, numbers: list[object], varying: set[int], observe: Observer | None = None
+    backend: Backend, program: Program, numbers: Sequence[object], varying: Set[int], observe: Observer | None = None
 ) -> Functional:
     """The functional program after all passes, as the backend asks for it."""
     table = backend.decompositions()
     functional = functionalize(program, numbers, varying, core_aten() if table is None else table)
     if observe is not None:
         observe("functionalize", functional.program)
-    return Functional(run_passes(functional.program, observe=observe), functional.parameters, functional.fixed)
+    return replace(functional, program=run_passes(functional.program, observe=observe))
 
 
-def lower(backend: Backend, program: Program, numbers: list[object], varying: set[int], strict: bool) -> Lowered:
-    """Compile `program`. With `strict`, calls that the backend has no rule for are an error."""
+def lower(
+    backend: Backend,
+    program: Program,
+    numbers: Sequence[object],
+    varying: Set[int],
+    strict: bool,
+    sizes: Sizes | None = None,
+) -> Lowered:
+    """Compile `program`. With `strict`, calls that the backend has no rule for are an error. With `sizes`, for all
+    programs of its skeleton that they and the guards found on the way fit."""
+    if sizes is not None:
+        program = with_sizes(program, sizes)
     if backend.form is Form.RECORDED:
-        return Lowered(_compiled(backend, program))
+        return Lowered(_compiled(backend, program), sizes=sizes)
     functional = functional_form(backend, program, numbers, varying)
     parts = partition(functional.program, backend.supports)
     apart = [part.direct for part in parts if part.direct is not None]
@@ -71,7 +130,10 @@ def lower(backend: Backend, program: Program, numbers: list[object], varying: se
     compiled = [_compiled_part(backend, part) for part in parts]
     computation = FunctionalComputation(backend, program, functional, compiled)
     note = f"{_missing_text(backend, missing)}\n  PyTorch's kernels run them instead" if missing else ""
-    return Lowered(computation, functional.fixed, note)
+    guards = [*functional.guards]
+    for part in compiled:
+        guards += getattr(part.function, "guards", ())
+    return Lowered(computation, functional.fixed, note, sizes, tuple(dict.fromkeys(guards)))
 
 
 def _missing_text(backend: Backend, missing: list[Call]) -> str:

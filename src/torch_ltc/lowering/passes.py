@@ -81,7 +81,7 @@ def forward_copies(program: Program) -> Program:
         if isinstance(instruction, Call):
             instruction = _with_operands(instruction, renamed)
             original = _original(instruction, permuted)
-            if original is not None and specs[original] is specs[instruction.numbers[0]]:
+            if original is not None and _alike(program, specs, original, instruction.numbers[0]):
                 renamed[instruction.numbers[0]] = original
                 continue
         kept.append(instruction)
@@ -119,9 +119,9 @@ def fold_constants(program: Program) -> Program:
             number = _uniform_number(call, numbers, specs)
             if number is not None:
                 numbers[call.numbers[0]] = number
-                instruction = _full(call, number, program.device)
+                instruction = _full(call, number, program)
             elif call.op is aten.mul.Tensor:
-                factor = _factor_of_one(call, numbers, specs)
+                factor = _factor_of_one(call, numbers, program, specs)
                 if factor is not None:
                     renamed[call.numbers[0]] = factor
                     continue
@@ -178,24 +178,31 @@ def _exact(value: object, dtype: torch.dtype) -> float | None:
     return held if isinstance(held, (int, float)) else None
 
 
-def _full(call: Call, number: float, device: torch.device) -> Call:
+def _alike(program: Program, specs: dict[int, Spec], first: int, second: int) -> bool:
+    """True when two values have one geometry, whatever the symbols are."""
+    return specs[first] is specs[second] and program.geometry.get(first) == program.geometry.get(second)
+
+
+def _full(call: Call, number: float, program: Program) -> Call:
     if call.op in (aten.full.default, aten.scalar_tensor.default):
         return call
     spec = call.flat_returns[0].spec
     assert spec is not None
-    options: dict[str, object] = {"dtype": spec.dtype, "layout": None, "device": device, "pin_memory": False}
-    return replace(call, op=aten.full.default, args=(spec.size, number), kwargs=options, operands=())
+    options: dict[str, object] = {"dtype": spec.dtype, "layout": None, "device": program.device, "pin_memory": False}
+    geometry = program.geometry.get(call.numbers[0])
+    size = spec.size if geometry is None else geometry.size
+    return replace(call, op=aten.full.default, args=(size, number), kwargs=options, operands=())
 
 
-def _factor_of_one(call: Call, numbers: dict[int, float], specs: dict[int, Spec]) -> int | None:
+def _factor_of_one(call: Call, numbers: dict[int, float], program: Program, specs: dict[int, Spec]) -> int | None:
     """Of a product with a tensor of ones: the other factor, if it has the geometry of the product."""
-    result = specs[call.numbers[0]]
+    result = call.numbers[0]
     if len(call.operands) == 2:
         for one, other in (call.operands, call.operands[::-1]):
-            if numbers.get(one) == 1 and specs[other] is result:
+            if numbers.get(one) == 1 and _alike(program, specs, other, result):
                 return other
     elif len(call.operands) == 1 and call.args[1] == 1 and not isinstance(call.args[1], Value):
-        return call.operands[0] if specs[call.operands[0]] is result else None
+        return call.operands[0] if _alike(program, specs, call.operands[0], result) else None
     return None
 
 

@@ -17,6 +17,7 @@ from torch._ops import OpOverload
 
 from torch_ltc.config import settings
 from torch_ltc.program.instruction import Return, ReturnKind, Returns, flatten_returns
+from torch_ltc.program.products import FORMULAS
 from torch_ltc.program.spec import Spec, spec_of
 
 # Largest total size of CPU stand-ins; past it the meta kernel's own error is raised instead of trying the real kernel.
@@ -223,7 +224,7 @@ def _attempt(
                 real_kwargs["generator"] = generator
     # Grad mode on, as in the executor: some kernels return more when it is.
     with torch.enable_grad():
-        out = op(*real_args, **real_kwargs)
+        out = FORMULAS.get(op, op)(*real_args, **real_kwargs)
     resized = tuple((i, spec_of(t)) for i, t in enumerate(operands) if spec_of(t) is not specs[i])
     return Inferred(_classify(op, out, args, kwargs, operands), resized)
 

@@ -7,8 +7,9 @@ numbers: 0, 1, 2 ... in the order in which inputs were first touched and results
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 
 import torch
 from torch._ops import OpOverload
@@ -30,6 +31,63 @@ class Scalar:
 
     slot: int
     type: type
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """An operand, or part of a geometry: an integer that differs between the programs that share one compilation.
+
+    `expression` is Python text over the names of the program's `symbols`; `hint` is its value in the program that was
+    compiled.
+    """
+
+    expression: str
+    hint: int
+
+    def __add__(self, other: Integer) -> Size:
+        return Size(f"({self.expression}) + ({text_of(other)})", self.hint + hint_of(other))
+
+    def __sub__(self, other: Integer) -> Size:
+        return Size(f"({self.expression}) - ({text_of(other)})", self.hint - hint_of(other))
+
+    def __mul__(self, other: Integer) -> Size:
+        return Size(f"({self.expression})*({text_of(other)})", self.hint * hint_of(other))
+
+    __rmul__ = __mul__
+
+    def __neg__(self) -> Size:
+        return Size(f"-({self.expression})", -self.hint)
+
+
+Integer = int | Size
+
+
+def text_of(value: Integer) -> str:
+    """The expression, or the integer, as text."""
+    return value.expression if isinstance(value, Size) else str(value)
+
+
+def hint_of(value: Integer) -> int:
+    """The integer, or what the expression is in the program that was compiled."""
+    return value.hint if isinstance(value, Size) else value
+
+
+@dataclass(frozen=True, slots=True)
+class Symbol:
+    """The name of an integer that differs. `length` says that it is a length or step of an input: never 0 or 1."""
+
+    name: str
+    hint: int
+    length: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """Sizes, strides and offset of a tensor, some of them symbolic."""
+
+    size: tuple[Integer, ...]
+    stride: tuple[Integer, ...]
+    offset: Integer = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,10 +178,12 @@ class Layout:
     copied: tuple[int, ...] | None = None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Call:
     """One recorded operator call. `operands` are the value numbers of its tensors in order, `numbers` those of its
     returns (-1 where a return makes no value)."""
+
+    # Never changed, though not frozen: one is built per new instruction, and a frozen one takes four times as long.
 
     op: OpOverload
     args: tuple[object, ...]
@@ -145,6 +205,8 @@ class Call:
     def mutated(self) -> tuple[int, ...]:
         """Value numbers of the operands this call writes to."""
         written = written_positions(self.op)
+        if not written:
+            return ()
         found: list[int] = []
         for position, argument in enumerate(self.op._schema.arguments):
             if position in written:
@@ -167,6 +229,7 @@ _UNDECLARED_WRITES = {
 }
 
 
+@cache
 def written_positions(op: OpOverload) -> tuple[int, ...]:
     """Positions of the schema arguments that the operator writes to."""
     arguments = op._schema.arguments
@@ -206,6 +269,9 @@ class Program:
     In the functional form no call writes, except that a random call may fill memory made for it: each value is made
     once, each input has a buffer of its own, `updates` says what becomes of the inputs that the recorded program writes
     to, and run-time numbers come in as `Number`.
+
+    A program that stands for many has `symbols`: its specs then hold what was so in the one that was compiled, and
+    `geometry` has the values whose geometry depends on symbols.
     """
 
     identity: int
@@ -217,11 +283,17 @@ class Program:
     device: torch.device = CPU
     updates: tuple[Update, ...] = ()
     functional: bool = False
+    symbols: tuple[Symbol, ...] = ()
+    geometry: Mapping[int, Geometry] = field(default_factory=dict)
+    # Every run asks for the inputs.
+    _inputs: list[Input] = field(default_factory=list, init=False, repr=False)
 
     @property
     def inputs(self) -> list[Input]:
         """The input instructions, in order."""
-        return [i for i in self.instructions if isinstance(i, Input)]
+        if not self._inputs:
+            self._inputs[:] = [i for i in self.instructions if isinstance(i, Input)]
+        return self._inputs
 
     @property
     def numbers(self) -> list[Number]:

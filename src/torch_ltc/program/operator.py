@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch._ops import OpOverload
 
+from torch_ltc.program.geometry import rule_of
 from torch_ltc.program.safety import operator_may_fail
 
 
@@ -56,7 +57,7 @@ _KINDS = {
 }
 
 # Operators whose result size depends on the value of a number.
-_SIZED_BY_SCALARS = frozenset({"aten::arange", "aten::range"})
+SIZED_BY_SCALARS = frozenset({"aten::arange", "aten::range"})
 
 _DYNAMIC_TAGS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
@@ -87,13 +88,17 @@ class Operator:
         "positional",
         "checks_numbers",
         "located",
+        "kinds",
+        "defaults",
+        "keywords",
+        "rule",
     )
 
     def __init__(self, op: OpOverload) -> None:
         schema = op._schema
         self.op = op
         self.name: str = op.name()
-        sized = schema.name in _SIZED_BY_SCALARS
+        sized = schema.name in SIZED_BY_SCALARS
         self.arguments = tuple(_argument(a, sized) for a in schema.arguments)
         kinds = [a.kind for a in self.arguments]
         self.random = Kind.GENERATOR in kinds
@@ -105,6 +110,11 @@ class Operator:
         # Whether each recording notes its line, for the error that a call of it may raise.
         self.located = operator_may_fail(schema.name, schema)
         self.positional = sum(not a.keyword_only for a in self.arguments)
+        self.kinds = tuple(kinds)
+        self.defaults = tuple(a.default for a in self.arguments)
+        self.keywords = tuple(a.name for a in self.arguments[self.positional :])
+        # Says what common calls return without asking PyTorch.
+        self.rule = rule_of(self.name)
         self.written = tuple(i for i, a in enumerate(self.arguments) if a.written)
 
     def values(self, args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[object, ...]:

@@ -15,6 +15,7 @@ from torch_ltc.program.instruction import (
     Return,
     ReturnKind,
     Scalar,
+    Size,
     Value,
     value_numbers,
 )
@@ -28,6 +29,8 @@ def operand_text(operand: object) -> str:
         return f"%{operand.number}"
     if isinstance(operand, Scalar):
         return f"${operand.slot}:{operand.type.__name__}"
+    if isinstance(operand, Size):
+        return operand.expression
     if isinstance(operand, DeviceGenerator):
         return "generator"
     if isinstance(operand, PhysicalDevice):

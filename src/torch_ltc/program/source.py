@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import dataclass
-from types import FrameType
+from types import CodeType, FrameType
 
 import torch
 
@@ -38,9 +38,29 @@ class Source:
 UNKNOWN = Source("", 0, "")
 
 
+# Whether a file is the user's, and lines that were found before, each by place in its code. The code is kept with them:
+# its address is the key.
+_files: dict[str, bool] = {}
+_lines: dict[tuple[int, int, bool], tuple[CodeType, Source]] = {}
+_MOST_LINES = 65_536
+
+
+class _LatestBackward:
+    """The line of the backward pass that was asked for last, by the number of the pass."""
+
+    # In one piece: passes may run on several threads.
+    found = (-1, UNKNOWN)
+
+
+_latest = _LatestBackward()
+
+
 def is_user_file(file: str) -> bool:
     """True for a source file that is neither PyTorch's nor this package's."""
-    return not file.startswith(_SKIPPED)
+    known = _files.get(file)
+    if known is None:
+        known = _files[file] = not file.startswith(_SKIPPED)
+    return known
 
 
 def _user_frame(frame: FrameType | None) -> FrameType | None:
@@ -60,16 +80,31 @@ def _backward_caller() -> FrameType | None:
     return None
 
 
+def _backward_source() -> Source:
+    # Asking PyTorch which autograd node runs would give the node a Python object, and a long chain of those is freed by
+    # recursion. The number of the pass is enough: all its calls have one line, which takes long to find.
+    task = torch._C._current_graph_task_id()
+    known, source = _latest.found
+    if task < 0 or task != known:
+        frame = _backward_caller()
+        source = UNKNOWN if frame is None else _source(frame, backward=True)
+        _latest.found = (task, source)
+    return source
+
+
+def _source(frame: FrameType, backward: bool) -> Source:
+    code = frame.f_code
+    place = (id(code), frame.f_lasti, backward)
+    found = _lines.get(place)
+    if found is None:
+        if len(_lines) >= _MOST_LINES:
+            _lines.clear()
+        name = getattr(code, "co_qualname", code.co_name)
+        found = _lines[place] = (code, Source(code.co_filename, frame.f_lineno, name, backward))
+    return found[1]
+
+
 def current_source(depth: int = 1) -> Source:
     """The innermost user line now, or the user's `backward()` line on an autograd thread."""
     frame = _user_frame(sys._getframe(depth))
-    backward = frame is None
-    if frame is None:
-        # Asking PyTorch which autograd node runs would give the node a Python object, and a long chain of those is
-        # freed by recursion.
-        frame = _backward_caller()
-        if frame is None:
-            return UNKNOWN
-    code = frame.f_code
-    name = getattr(code, "co_qualname", code.co_name)
-    return Source(code.co_filename, frame.f_lineno, name, backward)
+    return _backward_source() if frame is None else _source(frame, backward=False)

@@ -19,12 +19,14 @@ class Spec:
     """One tensor geometry. Make it with `spec_of` or `make_spec`; never directly, or identity comparison breaks."""
 
     # A plain slots class: it is built on every recording miss, and a frozen dataclass costs several times as much.
-    __slots__ = ("dtype", "size", "stride", "offset", "conj", "neg", "contiguous")
+    __slots__ = ("dtype", "size", "stride", "offset", "conj", "neg", "contiguous", "plain")
 
     def __init__(self, key: _SpecKey) -> None:
         self.dtype, self.size, self.stride, self.offset, self.conj, self.neg = key
         # "contiguous" as the fast tensor constructor sees it: row-major strides that multiply the sizes as they are.
         self.contiguous = self.offset == 0 and self.stride == row_major(self.size) and not (self.conj or self.neg)
+        # "plain": it has elements, and they are as they lie in memory.
+        self.plain = not (self.conj or self.neg or 0 in self.size)
 
     @property
     def key(self) -> _SpecKey:
@@ -101,18 +103,10 @@ def make_spec(
 def spec_of(tensor: torch.Tensor) -> Spec:
     """The one `Spec` of this tensor's geometry."""
     offset: Any = tensor.storage_offset()
-    key: _SpecKey = (
-        tensor.dtype,
-        tuple(tensor.size()),
-        tensor.stride(),
-        offset,
-        tensor.is_conj(),
-        tensor.is_neg(),
-    )
-    spec = _interned.get(key)
-    if spec is None:
-        spec = _interned.setdefault(key, Spec(key))
-    return spec
+    size, stride, conj, neg = tensor.size(), tensor.stride(), tensor.is_conj(), tensor.is_neg()
+    # A torch.Size is found under the plain tuple that equals it, but must not become part of a spec.
+    spec = _interned.get((tensor.dtype, size, stride, offset, conj, neg))
+    return make_spec(tensor.dtype, tuple(size), stride, offset, conj, neg) if spec is None else spec
 
 
 def keep_bounded(bound: int) -> None:

@@ -17,7 +17,8 @@ Key = tuple[Any, ...]
 class Node:
     """One position in the tree: the instruction that leads here and what may follow.
 
-    `size` and `dtype` repeat the geometry of a single contiguous fresh result, so that the hot path reads two slots.
+    `size` and `dtype` repeat the geometry of a single contiguous fresh result, so that the hot path reads two slots;
+    `plan` says how to make other common results: see `Recorder.plan_results`.
     `programs` maps the set of live outputs to what the runtime keeps for a program that was cut here.
     """
 
@@ -33,6 +34,7 @@ class Node:
         "size",
         "dtype",
         "spec",
+        "plan",
         "checked",
         "programs",
         "last_used",
@@ -50,6 +52,7 @@ class Node:
         self.size: Any = None
         self.dtype: Any = None
         self.spec: Any = None
+        self.plan: Any = None
         # Run-time numbers that the call was tried with, while they are still looked at.
         self.checked: set[tuple[Any, ...]] | None = None
         self.programs: dict[tuple[int, ...], Any] = {}

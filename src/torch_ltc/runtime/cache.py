@@ -9,12 +9,14 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections import OrderedDict
+from typing import Any
+from weakref import WeakSet
 
 from torch_ltc.config import settings
 from torch_ltc.errors import LtcError
 from torch_ltc.lowering.interface import Backend, Computation
 from torch_ltc.lowering.lower import Lowered
-from torch_ltc.program.instruction import Program
+from torch_ltc.program.instruction import Program, Return
 from torch_ltc.program.render import program_text
 from torch_ltc.program.safety import may_fail
 
@@ -31,11 +33,13 @@ class Entry:
 
     __slots__ = (
         "program",
+        "single",
         "runs",
         "reference",
         "compiled",
         "backend",
         "others",
+        "kept",
         "refused",
         "op_counts",
         "restored",
@@ -43,14 +47,17 @@ class Entry:
         "written_positions",
         "outputs",
         "latest",
-        "numbers",
-        "varying",
-        "specialised",
+        "family",
+        "own",
+        "values",
         "fingerprint",
+        "__weakref__",
     )
 
     def __init__(self, program: Program) -> None:
         self.program = program
+        # One call at most: a backend's code for it does what PyTorch's kernel does.
+        self.single = len(program.calls) <= 1
         self.runs = 0
         self.reference: Computation | None = None
         self.compiled: Lowered | None = None
@@ -58,26 +65,30 @@ class Entry:
         # that could not.
         self.backend: Backend | None = None
         self.others: dict[Backend, Lowered] = {}
+        # What `executables` knows to be in use by this entry.
+        self.kept: Lowered | None = None
         self.refused: dict[Backend, LtcError] = {}
         self.op_counts = program.op_counts()
-        self.restored = inputs_to_restore(program)
         self.written = tuple(sorted(written_inputs(program, len(program.instructions))))
+        self.restored = inputs_to_restore(program) if self.written else ()
         self.written_positions = _first_positions(program, set(self.written))
         specs = program.specs()
         self.outputs = [(number, specs[number]) for number in program.outputs]
         # The run-time numbers when it was last synced.
         self.latest: list[object] = []
-        # Those of the last run before it was compiled, the slots of those that change from run to run,
-        # and how often it was compiled again because of one.
-        self.numbers: list[object] | None = None
-        self.varying: set[int] = set()
-        self.specialised = 0
+        # The programs of the same skeleton with the integers in which it differs from them, and what there is for this
+        # program alone; see `families`.
+        self.family: Any = None
+        self.own: Any = None
+        self.values: tuple[int, ...] = ()
         self.fingerprint = b""
 
-    def forget(self) -> None:
-        """Drop what was compiled."""
-        self.compiled = None
-        self.others = {}
+    def forget(self, lowered: Lowered) -> None:
+        """Drop what was compiled, or bound from what was compiled."""
+        if self.compiled is not None and self.compiled.origin is lowered:
+            self.compiled = None
+        self.others = {backend: other for backend, other in self.others.items() if other.origin is not lowered}
+        self.kept = None
 
     def choose(self, backend: Backend) -> None:
         """Let `compiled` be what this backend has made of the program, or None."""
@@ -93,11 +104,14 @@ def written_inputs(program: Program, calls: int) -> set[int]:
     buffer_of_value: dict[int, int] = {i.number: i.buffer for i in program.inputs}
     written: set[int] = set()
     for call in program.calls[:calls]:
-        for item, number in zip(call.flat_returns, call.numbers, strict=True):
-            operand = call.operands[item.operand] if item.operand >= 0 and number >= 0 else -1
-            if operand in buffer_of_value:
-                buffer_of_value[number] = buffer_of_value[operand]
-        written.update(buffer_of_value[n] for n in call.mutated if n in buffer_of_value)
+        first = call.returns[0] if call.returns else None
+        # Most calls make something new and write nothing.
+        if not (isinstance(first, Return) and first.operand < 0 and len(call.returns) == 1):
+            for item, number in zip(call.flat_returns, call.numbers, strict=True):
+                operand = call.operands[item.operand] if item.operand >= 0 and number >= 0 else -1
+                if operand in buffer_of_value:
+                    buffer_of_value[number] = buffer_of_value[operand]
+        written.update([buffer_of_value[n] for n in call.mutated if n in buffer_of_value])
     return written
 
 
@@ -125,22 +139,37 @@ class ExecutableCache:
     """Least recently used bound on compiled programs, and the fingerprint table for callers that keep only bytes."""
 
     def __init__(self) -> None:
-        self._compiled: OrderedDict[int, Entry] = OrderedDict()
+        # What was compiled, by identity, with the entries that use it: several programs may share it.
+        self._compiled: OrderedDict[int, tuple[Lowered, WeakSet[Entry]]] = OrderedDict()
         self._by_fingerprint: dict[bytes, Entry] = {}
 
     def used(self, entry: Entry) -> None:
         """A compiled entry was made or used: keep it, and drop the oldest past the bound."""
-        identity = entry.program.identity
-        self._compiled[identity] = entry
-        self._compiled.move_to_end(identity)
+        assert entry.compiled is not None
+        origin = entry.compiled.origin
+        kept = self._compiled.get(id(origin))
+        if kept is None:
+            kept = self._compiled[id(origin)] = (origin, WeakSet())
+        self._compiled.move_to_end(id(origin))
+        if entry.kept is not origin:
+            entry.kept = origin
+            kept[1].add(entry)
         while len(self._compiled) > settings.executables_bound:
-            _, oldest = self._compiled.popitem(last=False)
-            oldest.forget()
+            self._drop(next(iter(self._compiled)))
+
+    def _drop(self, identity: int) -> None:
+        origin, users = self._compiled.pop(identity)
+        origin.dropped = True
+        for entry in list(users):
+            entry.forget(origin)
 
     def dropped(self, entry: Entry) -> None:
         """The entry left the tree."""
-        self._compiled.pop(entry.program.identity, None)
         self._by_fingerprint.pop(entry.fingerprint, None)
+        for identity, (_, users) in list(self._compiled.items()) if entry.kept is not None else ():
+            users.discard(entry)
+            if not users:
+                self._drop(identity)
 
     def __len__(self) -> int:
         return len(self._compiled)
@@ -163,9 +192,8 @@ class ExecutableCache:
 
     def clear(self) -> None:
         """Forget compiled programs and fingerprints."""
-        for entry in self._compiled.values():
-            entry.forget()
-        self._compiled.clear()
+        for identity in list(self._compiled):
+            self._drop(identity)
         self._by_fingerprint.clear()
 
 

@@ -6,20 +6,19 @@ the setting `backend_failure` says so.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 
 from torch_ltc.config import settings
-from torch_ltc.errors import BackendError, CompileError, LtcError
-from torch_ltc.events import CompileEvent, RefusalEvent, emit
-from torch_ltc.lowering.interface import Arguments, Backend, refusal
-from torch_ltc.lowering.lower import Lowered, lower, same_number
+from torch_ltc.errors import LtcError
+from torch_ltc.lowering.interface import Arguments, Backend
+from torch_ltc.lowering.lower import Lowered
 from torch_ltc.lowering.registry import registry
+from torch_ltc.lowering.surroundings import Surroundings
+from torch_ltc.runtime import tiers
 from torch_ltc.runtime.cache import Entry, executables
-from torch_ltc.runtime.executor import executor
-
-# Times that a program is compiled anew because of a number that its backend takes for a constant.
-_MOST_SPECIALISATIONS = 4
+from torch_ltc.runtime.disk import Store
+from torch_ltc.runtime.families import Placement, families
+from torch_ltc.runtime.tiers import Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,15 +28,23 @@ class Policy:
     backend: Backend
     hot_after: int
     strict: bool
+    waits: bool
+    store: Store
 
     @classmethod
     def current(cls) -> Policy:
         """What the settings say now."""
-        return cls(registry.get(settings.backend), settings.hot_after, settings.backend_failure == "error")
+        return cls(
+            registry.get(settings.backend),
+            1 if settings.tiers == "off" else settings.hot_after,
+            settings.backend_failure == "error",
+            settings.tiers != "background",
+            tiers.current_store(),
+        )
 
 
 def due(entry: Entry, arguments: Arguments, policy: Policy) -> Lowered | None:
-    """The compiled program once it is hot and its inputs are sound, None for the reference."""
+    """The compiled program once it is there and the inputs are sound, None for the reference."""
     if policy.backend is registry.reference:
         return None
     refused = entry.refused.get(policy.backend)
@@ -45,69 +52,42 @@ def due(entry: Entry, arguments: Arguments, policy: Policy) -> Lowered | None:
         if policy.strict:
             raise refused
         return None
-    numbers = list(arguments.scalars)
-    _note_numbers(entry, numbers)
-    sound = not any(isinstance(held, LtcError) for held in arguments.held)
-    if entry.runs < policy.hot_after or not sound:
+    if entry.single and not policy.waits:
         return None
-    entry.choose(policy.backend)
-    if entry.compiled is None:
-        entry.specialised = 0
-        _compile(entry, numbers, policy)
-    elif not entry.compiled.fits(numbers):
-        _specialise(entry, numbers, policy)
-    if entry.compiled is not None:
+    numbers = list(arguments.scalars)
+    sound = not any(isinstance(held, LtcError) for held in arguments.held)
+    placement = families.place(entry, numbers, policy.backend, policy.hot_after)
+    if not sound:
+        return None
+    if placement.lowered is None:
+        placement = _made(entry, numbers, placement, policy)
+    if placement.lowered is not None:
         executables.used(entry)
-    return entry.compiled
+        # Made again if the compiled program ever fails.
+        entry.reference = None
+    return placement.lowered
 
 
-def _note_numbers(entry: Entry, numbers: list[object]) -> None:
-    """Remember which run-time numbers change from run to run."""
-    if entry.compiled is None:
-        if entry.numbers is not None:
-            pairs = enumerate(zip(entry.numbers, numbers, strict=True))
-            entry.varying.update(slot for slot, (old, new) in pairs if not same_number(old, new))
-        entry.numbers = numbers
+def _made(entry: Entry, numbers: list[object], placement: Placement, policy: Policy) -> Placement:
+    """What there is for the program after what is missing has been made, or begun."""
+    while placement.lowered is None:
+        if placement.refusal is not None:
+            tiers.refuse(entry, policy.backend, placement.refusal, policy.strict)
+            break
+        if placement.request is None:
+            if entry.runs == 1 and not policy.waits and policy.store.folder:
+                tiers.start(_task(entry, policy, placement))
+            break
+        task = _task(entry, policy, placement)
+        if not policy.waits:
+            tiers.start(task)
+            break
+        if not tiers.compile_now(task):
+            break
+        placement = families.place(entry, numbers, policy.backend, policy.hot_after)
+    return placement
 
 
-def _specialise(entry: Entry, numbers: list[object], policy: Policy) -> None:
-    """Compile again: a number that was taken for a constant has changed."""
-    assert entry.compiled is not None
-    entry.varying |= entry.compiled.misfits(numbers)
-    entry.specialised += 1
-    if entry.specialised < _MOST_SPECIALISATIONS:
-        _compile(entry, numbers, policy)
-        return
-    entry.compiled = None
-    error = CompileError(
-        f"{policy.backend.name} would have to compile program {entry.program.identity} again for each value of its "
-        "numbers",
-        source=str(entry.program.calls[0].source),
-    )
-    _refuse(entry, policy, error, "compile")
-
-
-def _compile(entry: Entry, numbers: list[object], policy: Policy) -> None:
-    began = time.perf_counter()
-    entry.compiled = None
-    name = policy.backend.name
-    try:
-        entry.compiled = lower(policy.backend, entry.program, numbers, entry.varying, policy.strict)
-    except Exception as error:
-        _refuse(entry, policy, refusal(name, entry.program, error), "compile")
-        return
-    # Made again if the compiled program ever fails.
-    entry.reference = None
-    emit(CompileEvent(entry.program.identity, name, time.perf_counter() - began))
-    if entry.compiled.note:
-        executor.note(entry.compiled.note)
-
-
-def _refuse(entry: Entry, policy: Policy, error: BackendError, stage: str) -> None:
-    """The backend has had its chance with this program."""
-    entry.refused[policy.backend] = error
-    entry.compiled = None
-    emit(RefusalEvent(entry.program.identity, policy.backend.name, stage, str(error)))
-    if policy.strict:
-        raise error
-    executor.note(f"{error}\n  the program runs in the {registry.reference.name} instead")
+def _task(entry: Entry, policy: Policy, placement: Placement) -> Task:
+    surroundings = Surroundings.current()
+    return Task(entry, policy.backend, policy.strict, policy.store, surroundings, placement.request)

@@ -21,6 +21,7 @@ from torch_ltc.lowering.results import check_count, check_result, fitted
 from torch_ltc.runtime.cache import Entry
 from torch_ltc.runtime.compiling import Policy, due
 from torch_ltc.runtime.executor import executor
+from torch_ltc.runtime.families import families
 
 # What fails at no particular call.
 _ANYWHERE = (BackendError, FunctionComputation)
@@ -104,6 +105,7 @@ def _blame(entry: Entry, policy: Policy, error: Exception, saved: _Saved) -> Non
     """The interpreter could run what the backend could not."""
     failure = _failure(entry, policy, error)
     entry.refused[policy.backend] = failure
+    families.blamed(entry, policy.backend)
     entry.compiled = None
     emit(RefusalEvent(entry.program.identity, policy.backend.name, "run", str(failure)))
     if policy.strict:

@@ -90,6 +90,11 @@ class Executor:
         """Queue `work` and wait for its result."""
         return self.submit(work).result()
 
+    def wait_for(self, job: Future[None]) -> None:
+        """Return when this queued item has run. On the worker itself, at once: what is queued runs after it."""
+        if threading.get_ident() != self._worker:
+            job.exception()
+
     def drain(self) -> None:
         """Wait until everything queued so far has run."""
         last = self._last

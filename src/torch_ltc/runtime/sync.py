@@ -250,12 +250,21 @@ def _read(buffer: Buffer, spec: Spec, use: Callable[[torch.Tensor], Result]) -> 
             cut(SyncReason.READ)
         job = buffer.job
         if job is None or job.done():
-            # Nothing that is queued writes to it, and nothing can be queued while the lock is held.
-            buffer.job = None
-            with torch._C._AutoDispatchBelowAutograd():
-                return use(physical(buffer, spec))
+            return _use(buffer, spec, use)
+    executor.wait_for(job)
+    with recorder.lock:
+        if buffer.job is job:
+            return _use(buffer, spec, use)
+        # Another thread has recorded on it meanwhile, and may go on doing so.
         future = executor.submit(lambda: use(physical(buffer, spec)), wait=False)
     return future.result()
+
+
+def _use(buffer: Buffer, spec: Spec, use: Callable[[torch.Tensor], Result]) -> Result:
+    """Nothing that is queued writes to the buffer, and nothing can be queued while the lock is held."""
+    buffer.job = None
+    with torch._C._AutoDispatchBelowAutograd():
+        return use(physical(buffer, spec))
 
 
 def physical(buffer: Buffer, spec: Spec) -> torch.Tensor:

@@ -5,18 +5,20 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch._dynamo.convert_frame import compile_lock
+from torch._functorch import config as functorch_config
 from torch._inductor import config as inductor_config
 from torch._inductor import lowering as inductor_lowering
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from torch._inductor.decomposition import select_decomp_table
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from torch_ltc.backends.inductor.artefact import direct_call, dump, load
 from torch_ltc.backends.inductor.demands import divides_by_zero, indexes_unknown
 from torch_ltc.backends.inductor.graph import Built, build, example_inputs
 from torch_ltc.errors import CompileError
@@ -24,7 +26,11 @@ from torch_ltc.lowering.calls import laid_out
 from torch_ltc.lowering.data import BackendData
 from torch_ltc.lowering.decompositions import only_ours
 from torch_ltc.lowering.interface import Backend, Form
-from torch_ltc.program.instruction import Call, Program
+from torch_ltc.lowering.portable import dump_data, load_data
+from torch_ltc.lowering.symbolic import SymbolicSizes
+from torch_ltc.program.instruction import Call, Geometry, Program
+from torch_ltc.program.sizes import known_sizes
+from torch_ltc.program.spec import Spec, make_spec
 
 # Compiling with PyTorch's lock held keeps apart from a torch.compile on another thread. That thread may itself wait for
 # the device, so that the lock is not waited for without end.
@@ -45,6 +51,8 @@ _PATCHES: dict[str, Any] = {
     # Recorded graphs of device calls would keep the memory of inputs, which other programs replace.
     "triton.cudagraphs": False,
 }
+# PyTorch's cache of what it wraps around compiled code would keep the code itself from us.
+_OURS: dict[str, Any] = {"enable_autograd_cache": False}
 
 
 class InductorBackend(Backend):
@@ -52,6 +60,8 @@ class InductorBackend(Backend):
 
     name = "inductor"
     form = Form.FUNCTIONAL
+    symbolic_sizes = True
+    compiles_elsewhere = True
 
     def __init__(self) -> None:
         # Settings of `torch._inductor.config`, by name, that count for programs compiled from now on. Those that the
@@ -81,6 +91,27 @@ class InductorBackend(Backend):
         except Exception as error:
             raise _refusal(program, error) from error
 
+    def dump(self, compiled: object) -> bytes | None:
+        """The machine code, and how to call it."""
+        assert isinstance(compiled, InductorFunction)
+        code = dump(compiled.graph)
+        return None if code is None else dump_data((compiled.interface, code))
+
+    def load(self, program: Program, data: bytes) -> InductorFunction:
+        """Ready in milliseconds: nothing is compiled."""
+        del program
+        interface, code = load_data(data)
+        return InductorFunction(interface, *load(code))
+
+    def version(self) -> str:
+        """The processor, and the options."""
+        portable = inductor_config.save_config_portable()
+        options = {**_PATCHES, **self.options}
+        return f"{torch.backends.cpu.get_cpu_capability()} {options} {sorted(portable.items())}"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"options": self.options}
+
 
 def _compiled(program: Program, options: Mapping[str, Any]) -> InductorFunction:
     built = build(program)
@@ -91,13 +122,17 @@ def _compiled(program: Program, options: Mapping[str, Any]) -> InductorFunction:
         codes.append(compile_fx_inner(*args, **kwargs))
         return codes[-1]
 
-    with _compiler_lock(), _quiet(), torch.no_grad(), inductor_config.patch(dict(options)):
-        # Without symbols for sizes, which there are none of, Inductor uses none of its caches.
-        with FakeTensorMode(shape_env=ShapeEnv()):
-            examples = example_inputs(program)
+    with _compiler_lock(), _quiet(), torch.no_grad(), inductor_config.patch(dict(options)), functorch_config.patch(_OURS):
+        # An environment for symbols of sizes also where there are none: without one Inductor uses none of its caches.
+        symbolic = SymbolicSizes(program.symbols)
+        with FakeTensorMode(shape_env=symbolic.env):
+            examples = example_inputs(program, symbolic)
         compiled: Any = compile_fx(built.module, examples, inner_compile=inner_compile)
     source = str(getattr(codes[-1], "source_code", "")) if codes else ""
-    return InductorFunction(program, built, compiled, source or readable)
+    graph = codes[0] if len(codes) == 1 else None
+    direct = direct_call(graph)
+    run = direct or (lambda given: compiled(*given))
+    return InductorFunction(Interface.of(program, built, symbolic.guards()), run, source or readable, graph)
 
 
 class _Whole(Mapping[OpOverload, Callable[..., Any]]):
@@ -121,17 +156,71 @@ def _not_taken_apart(*args: Any, **kwargs: Any) -> Any:
 _WHOLE = _Whole()
 
 
+@dataclass(frozen=True, slots=True)
+class Interface:
+    """How a program's inputs and results meet those of the compiled code."""
+
+    specs: tuple[Spec, ...]
+    strides: tuple[tuple[int, ...], ...]
+    updated: frozenset[int]
+    # Where each result is: a place among what the code returns, or -1, -2 ... for an input.
+    results: tuple[int, ...]
+    # Whether the last thing that the code returns says that the data was wrong.
+    checked: bool
+    # Names of the symbols, whose values the code takes last, what must hold of them, and the geometry of the inputs
+    # that depend on them, by position.
+    symbols: tuple[str, ...] = ()
+    guards: tuple[str, ...] = ()
+    geometry: tuple[tuple[int, Geometry], ...] = ()
+
+    @classmethod
+    def of(cls, program: Program, built: Built, guards: tuple[str, ...] = ()) -> Interface:
+        """That of a program and the graph that was made of it."""
+        specs = tuple([i.spec for i in program.inputs] + [i.spec for i in program.numbers])
+        updated = frozenset(update.input for update in program.updates)
+        strides = tuple(spec.stride for spec in specs)
+        names = tuple(symbol.name for symbol in program.symbols)
+        known = program.geometry
+        shapes = tuple((n, known[i.number]) for n, i in enumerate(program.inputs) if i.number in known)
+        return cls(specs, strides, updated, _places(program, built), built.checked, names, guards, shapes)
+
+    def with_symbols(self, symbols: Mapping[str, int]) -> Interface:
+        """The same for a program in which the symbols are these."""
+        specs = list(self.specs)
+        for position, shape in self.geometry:
+            old = specs[position]
+            size, stride = known_sizes(shape.size, symbols), known_sizes(shape.stride, symbols)
+            [offset] = known_sizes((shape.offset,), symbols)
+            specs[position] = make_spec(old.dtype, size, stride, offset, old.conj, old.neg)
+        return replace(self, specs=tuple(specs), strides=tuple(spec.stride for spec in specs))
+
+
 class InductorFunction:
     """Runs a compiled program."""
 
-    def __init__(self, program: Program, built: Built, compiled: Callable[..., Sequence[Any]], text: str) -> None:
-        self._compiled = compiled
-        self._specs = [i.spec for i in program.inputs] + [i.spec for i in program.numbers]
-        self._strides = [spec.stride for spec in self._specs]
-        self._updated = frozenset(update.input for update in program.updates)
-        self._checked = built.checked
+    def __init__(
+        self, interface: Interface, run: Callable[[list[Any]], Sequence[Any]], text: str, graph: object = None
+    ) -> None:
+        self.interface = interface
+        # What Inductor returned, if the code can be had from it. It must live as long as the code.
+        self.graph = graph
+        self._run = run
+        self._strides = interface.strides
+        self._results = interface.results
+        self._checked = interface.checked
         self._text = text
-        self._results = _places(program, built)
+        self._symbols: tuple[int, ...] = ()
+
+    @property
+    def guards(self) -> tuple[str, ...]:
+        """What must hold of the symbols."""
+        return self.interface.guards
+
+    def bind(self, symbols: Mapping[str, int]) -> InductorFunction:
+        """The same code for a program in which the symbols are these."""
+        bound = InductorFunction(self.interface.with_symbols(symbols), self._run, self._text, self.graph)
+        bound._symbols = tuple([symbols[name] for name in self.interface.symbols])
+        return bound
 
     def __call__(self, *given: Any) -> list[Any]:
         """Run once. Inputs that the program updates are written to, unless it raises because of their data."""
@@ -139,7 +228,7 @@ class InductorFunction:
         for position, (held, stride) in enumerate(zip(given, self._strides, strict=True)):
             if isinstance(held, BackendData) or held.stride() != stride:
                 tensors[position] = self._own(position, held)
-        returned = self._compiled(*tensors)
+        returned = self._run([*tensors, *self._symbols])
         if self._checked and returned[-1].item():
             raise IndexError(_WRONG_DATA)
         return [returned[place] if place >= 0 else tensors[-1 - place] for place in self._results]
@@ -148,8 +237,8 @@ class InductorFunction:
         """Data as the code expects it, though another backend holds it or it lies in memory in another way. What the
         program writes to is a copy."""
         tensor = held.tensor() if isinstance(held, BackendData) else held
-        if position in self._updated or tensor.stride() != self._strides[position]:
-            tensor = laid_out(tensor, self._specs[position])
+        if position in self.interface.updated or tensor.stride() != self._strides[position]:
+            tensor = laid_out(tensor, self.interface.specs[position])
         return tensor
 
     def text(self) -> str:
@@ -157,12 +246,11 @@ class InductorFunction:
         return self._text
 
 
-def _places(program: Program, built: Built) -> list[int]:
-    """Where each result is: a place among what the graph returns, or -1, -2 ... for an input."""
+def _places(program: Program, built: Built) -> tuple[int, ...]:
     place_of = {number: place for place, number in enumerate(built.returned)}
     inputs = {instruction.number: position for position, instruction in enumerate(program.inputs)}
     places = [place_of[number] if number in place_of else -1 - inputs[number] for number in program.outputs]
-    return places + [-1 - update.input for update in program.updates]
+    return (*places, *(-1 - update.input for update in program.updates))
 
 
 def _kept_whole(op: OpOverload) -> bool:

@@ -8,11 +8,13 @@ operands that meet them. The table says what each operator demands; it builds no
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torch_ltc.program.instruction import Call, Value, value_numbers
+import torch
+
+from torch_ltc.program.instruction import Call, Integer, Value, value_numbers
 from torch_ltc.program.spec import Spec
 
 
@@ -20,8 +22,8 @@ from torch_ltc.program.spec import Spec
 class Within:
     """Every element is at least `low` and less than `high`, or is `ignored`."""
 
-    low: int
-    high: int
+    low: Integer
+    high: Integer
     ignored: int | None = None
 
 
@@ -48,10 +50,22 @@ class Demand:
     condition: Within | Probability | Divides
 
 
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Dtype and size of a value, symbolic where it is."""
+
+    dtype: torch.dtype
+    size: tuple[Integer, ...]
+    numel: int
+
+
+Shapes = Mapping[int, Spec | Shape]
+
+
 class Operands:
     """The arguments of a call by name, and the geometry of its tensors."""
 
-    def __init__(self, call: Call, specs: dict[int, Spec]) -> None:
+    def __init__(self, call: Call, specs: Shapes) -> None:
         names = [argument.name for argument in call.op._schema.arguments]
         self._named: dict[str, Any] = {**dict(zip(names, call.args)), **call.kwargs}
         self._specs = specs
@@ -59,11 +73,11 @@ class Operands:
     def __getitem__(self, name: str) -> Any:
         return self._named[name]
 
-    def spec(self, value: Value) -> Spec:
+    def spec(self, value: Value) -> Spec | Shape:
         """The geometry of a tensor."""
         return self._specs[value.number]
 
-    def size(self, name: str) -> tuple[int, ...]:
+    def size(self, name: str) -> tuple[Any, ...]:
         """The size of a tensor; one without dimensions is indexed like one of a single element."""
         return self.spec(self[name]).size or (1,)
 
@@ -116,7 +130,7 @@ def _each_dim(given: Operands) -> Iterator[Demand]:
         dim += 1
 
 
-def _classes(given: Operands) -> int:
+def _classes(given: Operands) -> Any:
     size = given.size("self")
     return size[0] if len(size) == 1 else size[1]
 
@@ -198,7 +212,7 @@ def _divides_integers(call: Call) -> bool:
     return not (spec.dtype.is_floating_point or spec.dtype.is_complex)
 
 
-def demands(call: Call, specs: dict[int, Spec]) -> list[Demand]:
+def demands(call: Call, specs: Shapes) -> list[Demand]:
     """All demands of a call on its data."""
     name = _plain_name(call)
     if name in _INTEGER_DIVISIONS:

@@ -8,15 +8,18 @@ says so in its last output.
 from __future__ import annotations
 
 import operator
+from collections.abc import Set
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
 
-from torch_ltc.backends.inductor.demands import Demand, Divides, Probability, Within, demands
+from torch_ltc.backends.inductor.demands import Demand, Divides, Probability, Shape, Shapes, Within, demands
 from torch_ltc.errors import CompileError
-from torch_ltc.program.instruction import Call, Program, Value
+from torch_ltc.lowering.symbolic import SYMBOLIC_FUNCTIONS, SymbolicSizes
+from torch_ltc.program.instruction import Call, Geometry, Integer, Program, Size, Value, hint_of
+from torch_ltc.program.sizes import evaluated
 from torch_ltc.program.spec import Spec
 
 aten = torch.ops.aten
@@ -35,7 +38,7 @@ class Built:
 
 
 def build(program: Program) -> Built:
-    """The graph of `program`. Its placeholders are the inputs, then the numbers."""
+    """The graph of `program`. Its placeholders are the inputs, then the numbers, then the symbols."""
     return _Builder(program).build()
 
 
@@ -45,6 +48,9 @@ class _Builder:
     def __init__(self, program: Program) -> None:
         self._program = program
         self._specs = program.specs()
+        self._shapes = _shapes(program, self._specs)
+        # Nodes of symbols and of expressions over them, by text.
+        self._sizes: dict[str, Any] = {}
         self._graph = fx.Graph()
         self._nodes: dict[int, fx.Node] = {}
         # For each value the inputs in whose memory it may lie.
@@ -60,12 +66,25 @@ class _Builder:
         for number in given:
             self._nodes[number] = self._graph.placeholder(f"v{number}")
             self._roots[number] = frozenset({number})
+        for symbol in self._program.symbols:
+            self._sizes[symbol.name] = self._graph.placeholder(symbol.name)
         for call in self._program.calls:
             self._add_call(call)
         return self._finish()
 
     def _call(self, op: Any, *args: Any, **kwargs: Any) -> fx.Node:
         return self._graph.call_function(op, args, kwargs)
+
+    def _integer(self, value: object) -> Any:
+        """The node of an expression over symbols; anything else as it is."""
+        if not isinstance(value, Size):
+            return value
+        if value.expression not in self._sizes:
+            tracer = fx.proxy.GraphAppendingTracer(self._graph)
+            symbols = {s.name: fx.Proxy(self._sizes[s.name], tracer) for s in self._program.symbols}
+            made = evaluated(value.expression, {**SYMBOLIC_FUNCTIONS, **symbols})
+            self._sizes[value.expression] = made.node if isinstance(made, fx.Proxy) else made
+        return self._sizes[value.expression]
 
     # ---- calls
 
@@ -86,7 +105,9 @@ class _Builder:
     def _argument(self, name: str, operand: object, replaced: dict[tuple[str, int | None], fx.Node]) -> Any:
         if isinstance(operand, tuple):
             return [replaced.get((name, i)) or self._argument(name, item, {}) for i, item in enumerate(operand)]
-        return replaced.get((name, None)) or (self._nodes[operand.number] if isinstance(operand, Value) else operand)
+        if (name, None) in replaced:
+            return replaced[name, None]
+        return self._nodes[operand.number] if isinstance(operand, Value) else self._integer(operand)
 
     def _bind(self, call: Call, node: fx.Node) -> None:
         """Say which part of what the call returns each of its values is."""
@@ -116,7 +137,7 @@ class _Builder:
     # ---- demands on data
 
     def _demands(self, call: Call) -> list[Demand]:
-        return demands(call, self._specs) if self._checks else []
+        return demands(call, self._shapes) if self._checks else []
 
     def _meet(self, call: Call, demand: Demand) -> fx.Node:
         """The operand with harmless values where it does not meet the demand, which is noted."""
@@ -134,18 +155,20 @@ class _Builder:
             self._note(wrong)
         return self._fixed[key]
 
-    def _between(self, node: fx.Node, low: int, high: int) -> fx.Node:
-        least, most = self._call(aten.ge.Scalar, node, low), self._call(aten.le.Scalar, node, high)
+    def _between(self, node: fx.Node, low: Integer, high: Integer) -> fx.Node:
+        least = self._call(aten.ge.Scalar, node, self._integer(low))
+        most = self._call(aten.le.Scalar, node, self._integer(high))
         return self._call(aten.logical_and.default, least, most)
 
     def _meet_range(self, call: Call, within: Within, node: fx.Node) -> tuple[fx.Node, fx.Node]:
-        if within.low >= within.high:
+        if hint_of(within.low) >= hint_of(within.high):
             raise CompileError(f"{call.name} has indices into nothing", source=str(call.source))
         wrong = self._call(aten.logical_not.default, self._between(node, within.low, within.high - 1))
         if within.ignored is None:
-            return wrong, self._call(aten.clamp.default, node, within.low, within.high - 1)
+            low, high = self._integer(within.low), self._integer(within.high - 1)
+            return wrong, self._call(aten.clamp.default, node, low, high)
         wrong = self._call(aten.logical_and.default, wrong, self._call(aten.ne.Scalar, node, within.ignored))
-        return wrong, self._call(aten.masked_fill.Scalar, node, wrong, max(within.low, 0))
+        return wrong, self._call(aten.masked_fill.Scalar, node, wrong, max(hint_of(within.low), 0))
 
     def _meet_division(self, call: Call, condition: Divides, number: int) -> fx.Node:
         """Division by zero, and of the least integer by -1, which processors do not divide either."""
@@ -171,7 +194,9 @@ class _Builder:
         written = {inputs[update.input] for update in self._program.updates}
         wrong = self._combined()
         returned = tuple(dict.fromkeys(n for n in self._program.outputs if n not in inputs or n in written))
-        outputs = [self._apart(number, written) for number in returned]
+        # In memory of their own, not in that of an input: the code is called without what PyTorch wraps around it to make
+        # such results views of the input, and the runtime would copy them.
+        outputs = [self._apart(number, self._roots[number]) for number in returned]
         values = [self._apart(update.number, written) for update in self._program.updates]
         for update, value in zip(self._program.updates, values, strict=True):
             target = self._nodes[inputs[update.input]]
@@ -188,7 +213,7 @@ class _Builder:
             wrong = one if wrong is None else self._call(aten.logical_or.default, wrong, one)
         return wrong
 
-    def _apart(self, number: int, written: set[int]) -> fx.Node:
+    def _apart(self, number: int, written: Set[int]) -> fx.Node:
         """The value in memory that no update writes to."""
         node = self._nodes[number]
         return node if written.isdisjoint(self._roots[number]) else self._call(aten.clone.default, node)
@@ -203,12 +228,37 @@ def _kept_zeros(call: Call, args: list[Any]) -> list[Any]:
     return [0.0 if isinstance(arg, int) and arg == 0 else arg for arg in args]
 
 
-def example_inputs(program: Program) -> list[torch.Tensor]:
-    """Tensors with the geometry of the inputs and numbers. Inside a fake tensor mode they take no memory."""
-    made = [_example(instruction.spec, program.device) for instruction in program.inputs]
-    return made + [_example(instruction.spec, torch.device("cpu")) for instruction in program.numbers]
+def _shapes(program: Program, specs: dict[int, Spec]) -> Shapes:
+    """The geometry of every value, symbolic where it is."""
+    shapes: dict[int, Spec | Shape] = dict(specs)
+    for number, geometry in program.geometry.items():
+        if number in specs:
+            shapes[number] = Shape(specs[number].dtype, geometry.size, specs[number].numel)
+    return shapes
+
+
+def example_inputs(program: Program, symbolic: SymbolicSizes) -> list[Any]:
+    """Tensors with the geometry of the inputs and numbers, then the symbols. Inside a fake tensor mode they take no
+    memory."""
+    made: list[Any] = []
+    for instruction in program.inputs:
+        geometry = program.geometry.get(instruction.number)
+        if geometry is None:
+            made.append(_example(instruction.spec, program.device))
+        else:
+            made.append(_symbolic_example(instruction.spec, geometry, symbolic, program.device))
+    made += [_example(instruction.spec, torch.device("cpu")) for instruction in program.numbers]
+    return made + [symbolic.integers[symbol.name] for symbol in program.symbols]
 
 
 def _example(spec: Spec, device: torch.device) -> torch.Tensor:
     base = torch.empty(spec.extent(), dtype=spec.dtype, device=device)
     return base.as_strided(spec.size, spec.stride, spec.offset)
+
+
+def _symbolic_example(spec: Spec, geometry: Geometry, symbolic: SymbolicSizes, device: torch.device) -> torch.Tensor:
+    size, stride, offset = symbolic.all(geometry.size), symbolic.all(geometry.stride), symbolic.integer(geometry.offset)
+    if spec.offset == 0:
+        return torch.empty_strided(size, stride, dtype=spec.dtype, device=device)
+    extent = offset + 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
+    return torch.empty(extent, dtype=spec.dtype, device=device).as_strided(size, stride, offset)

@@ -13,12 +13,16 @@ from typing import Any
 import torch
 
 from torch_ltc.backends.torchscript.graph import GraphLowering, NotTaken
+from torch_ltc.backends.torchscript.kept import dump_function, load_function
+from torch_ltc.backends.torchscript.lines import lines as user_lines
 from torch_ltc.backends.torchscript.segments import Segment, split
 from torch_ltc.errors import CompileError
-from torch_ltc.lowering.calls import run_call
+from torch_ltc.lowering.calls import laid_out, run_call
 from torch_ltc.lowering.interface import Arguments, Backend, Computation, Outcome
-from torch_ltc.program.instruction import Call, Program, Scalar
+from torch_ltc.lowering.take_apart import take_apart
+from torch_ltc.program.instruction import Call, Program, ReturnKind, Scalar
 from torch_ltc.program.render import instruction_text
+from torch_ltc.program.source import Source
 
 __all__ = ["ScriptComputation", "TorchScriptBackend"]
 
@@ -27,20 +31,38 @@ class TorchScriptBackend(Backend):
     """Lowers a program to TorchScript graphs, call by call."""
 
     name = "torchscript"
+    symbolic_sizes = True
 
     def __init__(self) -> None:
         # Calls, by operator and kinds of arguments, that TorchScript was found to lack.
         self._lacking: set[object] = set()
 
+    def initialize_aten_bindings(self) -> None:
+        """Have TorchScript's compiler make itself ready, for some milliseconds in which nothing else can run."""
+        user_lines.of([Source(__file__, 1, "")])
+
     def compile(self, program: Program) -> Computation:
         """TorchScript functions for the program: one, unless it is very long or has calls that TorchScript lacks."""
+        program = take_apart(program)
         while True:
             direct = {id(call) for call in program.calls if _kind(call) in self._lacking}
+            if program.symbols:
+                # Results that are laid out anew have sizes of their own in each program.
+                direct |= {id(call) for call in program.calls if call.layout.copied}
             try:
                 parts = [_compile(segment, program.device) for segment in split(program, direct)]
                 return ScriptComputation(parts, program)
             except NotTaken as refusal:
                 self._lacking.add(_kind(refusal.call))
+
+    def dump(self, compiled: object) -> bytes | None:
+        """The graph of one function."""
+        return dump_function(compiled)
+
+    def load(self, program: Program, data: bytes) -> Any:
+        """The function of a graph."""
+        del program
+        return load_function(data)
 
 
 def _kind(call: Call) -> object:
@@ -83,11 +105,18 @@ def _compile(segment: Segment, device: torch.device) -> _Part:
 class ScriptComputation(Computation):
     """Compiled functions, run one after the other."""
 
-    def __init__(self, parts: list[_Part], program: Program) -> None:
+    def __init__(self, parts: list[_Part], program: Program, symbols: tuple[int, ...] = ()) -> None:
         self.program = program
         self._parts = parts
         self._inputs = [i.number for i in program.inputs]
         self._outputs = program.outputs
+        self._symbols = symbols
+        # The calls that PyTorch runs, by part: those of this very program.
+        self._direct = _direct_calls(parts, program)
+
+    def bind(self, program: Program, symbols: tuple[int, ...]) -> ScriptComputation:
+        """The same functions for another program: its sizes are arguments of theirs."""
+        return ScriptComputation(self._parts, program, symbols)
 
     @property
     def functions(self) -> list[Any]:
@@ -105,16 +134,17 @@ class ScriptComputation(Computation):
         # Without this the executor profiles the first runs and then specialises: pauses that the user would see. It is
         # a setting of this thread: functions that the user scripts are optimized as ever.
         with torch.jit.optimized_execution(False):
-            for part in self._parts:
+            for place, part in enumerate(self._parts):
                 segment = part.segment
                 if part.function is None:
-                    made = run_call(segment.calls[0], values.__getitem__, arguments)
+                    made = _run_direct(self._direct[place], values, arguments)
                     values.update((number, made[number]) for number in segment.gives)
                     for number in segment.dead:
                         del values[number]
                     continue
                 given = [values[n] for n in segment.takes]
                 given += [arguments.scalars[slot] for slot in segment.scalars]
+                given += [self._symbols[place] for place in segment.symbols]
                 if segment.random:
                     given.append(arguments.generator)
                 for number in segment.dead:
@@ -138,6 +168,31 @@ class ScriptComputation(Computation):
             return instruction_text(part.segment.calls[0], {}) + "\n"
         # With the lines, whatever the process has set for the printing of graphs.
         return str(part.function.graph.str(True))
+
+
+def _direct_calls(parts: list[_Part], program: Program) -> dict[int, Call]:
+    found: dict[int, Call] = {}
+    calls: list[Call] | None = None
+    for place, part in enumerate(parts):
+        if part.function is None:
+            # As `compile` saw the program; this one may be another of its kind.
+            calls = take_apart(program).calls if calls is None else calls
+            [known] = part.segment.calls
+            found[place] = call = calls[part.segment.start]
+            if call.op is not known.op or call.numbers != known.numbers:
+                raise CompileError(f"program {program.identity} is taken apart in another way")
+    return found
+
+
+def _run_direct(call: Call, values: dict[int, Any], arguments: Arguments) -> dict[int, Any]:
+    made = run_call(call, values.__getitem__, arguments)
+    if call.layout.copied is None:
+        # The interpreter, which learns this, has not run the program before others of its kind were compiled.
+        for item, number in zip(call.flat_returns, call.numbers, strict=True):
+            spec = item.spec
+            if item.kind is ReturnKind.FRESH and spec is not None and made[number].stride() != spec.stride:
+                made[number] = laid_out(made[number], spec)
+    return made
 
 
 def _title(part: _Part) -> str:

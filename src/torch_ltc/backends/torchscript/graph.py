@@ -9,6 +9,7 @@ import torch
 
 from torch_ltc.backends.torchscript.lines import lines
 from torch_ltc.backends.torchscript.segments import Segment
+from torch_ltc.lowering.turns import give_way
 from torch_ltc.program.instruction import (
     Call,
     DeviceGenerator,
@@ -16,6 +17,7 @@ from torch_ltc.program.instruction import (
     Return,
     ReturnKind,
     Scalar,
+    Size,
     Value,
 )
 
@@ -54,6 +56,8 @@ class GraphLowering:
         self._graph: Any = torch._C.Graph()
         self._values: dict[int, Any] = {}
         self._scalars: dict[int, Any] = {}
+        # The values of symbols by name.
+        self._symbols: dict[str, Any] = {}
         self._generator: Any = None
         # The node that has the line of the current call, or None.
         self._line: Any = None
@@ -67,6 +71,7 @@ class GraphLowering:
             self.current = call
             self._line = places.get((call.source.file, call.source.line))
             self._lower_call(call)
+            give_way()
         self.current = self._line = None
         outputs = [self._values[n] for n in self._segment.gives]
         self._graph.registerOutput(self._insert("prim::TupleConstruct", outputs, _tuple_type(len(outputs))))
@@ -79,6 +84,9 @@ class GraphLowering:
         types = self._scalar_types()
         for slot in self._segment.scalars:
             self._scalars[slot] = self._parameter(f"s{slot}", types[slot])
+        for place in self._segment.symbols:
+            name = self._segment.program.symbols[place].name
+            self._symbols[name] = self._parameter(f"size_{name}", _SCALAR_TYPES[int])
         if self._segment.random:
             self._generator = self._parameter("generator", _GENERATOR)
 
@@ -177,6 +185,8 @@ class GraphLowering:
         if isinstance(operand, Scalar):
             # In a tensor's place too: TorchScript has overloads that take a number there.
             return self._scalars[operand.slot]
+        if isinstance(operand, Size):
+            return self._symbols[operand.expression]
         if isinstance(operand, DeviceGenerator):
             return self._generator
         if isinstance(operand, PhysicalDevice):
@@ -193,10 +203,12 @@ class GraphLowering:
 
     def _sequence(self, operand: tuple[Any, ...], declared: Any) -> Any:
         kind = str(declared.type)
-        if any(isinstance(item, (Value, Scalar)) for item in operand) or "Tensor" in kind:
+        if any(isinstance(item, (Value, Scalar, Size)) for item in operand) or "Tensor" in kind:
             element: Any = torch._C.OptionalType.ofTensor() if "Optional[Tensor]" in kind else _TENSOR
             if any(isinstance(item, Scalar) for item in operand):
                 element = _NUMBER
+            elif any(isinstance(item, Size) for item in operand):
+                element = _SCALAR_TYPES[int]
             items = [self._operand(item, declared, typed=False) for item in operand]
             return self._insert("prim::ListConstruct", items, torch._C.ListType(element))
         if not operand:
@@ -204,6 +216,10 @@ class GraphLowering:
             while isinstance(empty, torch._C.OptionalType):
                 empty = empty.getElementType()
             return self._insert("prim::ListConstruct", [], empty)
+        if isinstance(operand[0], bool):
+            # PyTorch reads a constant list of these, in the text of a graph, as integers.
+            items = [self._constant(item) for item in operand]
+            return self._insert("prim::ListConstruct", items, torch._C.ListType(_SCALAR_TYPES[bool]))
         return self._constant(list(operand))
 
     def _constant(self, value: object) -> Any:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from torch_ltc.lowering.turns import give_way
 from torch_ltc.program.source import Source
 
 _syntax: Any = torch._C._jit_tree_views
@@ -21,6 +22,8 @@ _syntax: Any = torch._C._jit_tree_views
 # What TorchScript compiles it keeps until the process ends, some 2 kB a line.
 _MOST_LINES = 20_000
 _MOST_CHARACTERS = 200
+# TorchScript's compiler holds Python's lock.
+_LINES_AT_ONCE = 8
 
 Place = tuple[str, int]
 
@@ -44,12 +47,14 @@ class Lines:
         with self._lock:
             missing = [source for place, source in wanted.items() if place not in self._nodes]
             missing = missing[: self._most - len(self._nodes)]
-            if missing:
-                graph = _compiled(missing)
+            for start in range(0, len(missing), _LINES_AT_ONCE):
+                some = missing[start : start + _LINES_AT_ONCE]
+                graph = _compiled(some)
                 self._graphs.append(graph)
                 self._nodes.update(
-                    ((source.file, source.line), node) for source, node in zip(missing, graph.nodes(), strict=True)
+                    ((source.file, source.line), node) for source, node in zip(some, graph.nodes(), strict=True)
                 )
+                give_way()
             return {place: self._nodes[place] for place in wanted if place in self._nodes}
 
 

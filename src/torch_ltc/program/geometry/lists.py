@@ -1,0 +1,81 @@
+"""Operators on lists of tensors, of which optimizers are made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch_ltc.program.geometry.rules import Rule, require, rules
+from torch_ltc.program.geometry.shapes import fits, preserved
+from torch_ltc.program.instruction import Return, ReturnKind, Returns
+from torch_ltc.program.spec import Spec, make_spec
+
+Specs = Sequence[Spec]
+
+_BINARY = "add sub mul div maximum minimum clamp_max clamp_min pow"
+_UNARY = "sqrt neg exp abs reciprocal sign log"
+_TERNARY = "addcmul addcdiv"
+_OVERLOADS = ("Scalar", "List", "ScalarList", "Tensor")
+
+
+def _check(targets: Specs, others: Sequence[Any]) -> None:
+    """Floating tensors in lists of one length, equal sizes and dtypes side by side, and numbers that fit."""
+    dtype = targets[0].dtype
+    require(dtype.is_floating_point and all(target.dtype is dtype for target in targets))
+    for other in others:
+        if isinstance(other, Spec):
+            require(not other.size and other.dtype is dtype)
+        elif isinstance(other, (list, tuple)):
+            require(len(other) == len(targets))
+            for target, item in zip(targets, other, strict=True):
+                if isinstance(item, Spec):
+                    require(item.size == target.size and item.dtype is dtype)
+                else:
+                    require(fits(item, dtype))
+        else:
+            require(fits(other, dtype))
+
+
+def _in_place(targets: Specs, *others: Any) -> Returns:
+    require(targets)
+    _check(targets, others)
+    return ()
+
+
+def _fresh(targets: Specs, *others: Any) -> Returns:
+    require(targets)
+    _check(targets, others)
+    made = []
+    for position, spec in enumerate(targets):
+        require(all(_like(other, position, spec) for other in others))
+        own = spec if spec.contiguous else make_spec(spec.dtype, spec.size, preserved(spec))
+        made.append(Return(ReturnKind.FRESH, own, group=position))
+    return (tuple(made),)
+
+
+def _like(other: Any, position: int, spec: Spec) -> bool:
+    """True when this operand beside `spec` does not change the layout of the result."""
+    if not isinstance(other, (list, tuple)):
+        return True
+    item = other[position]
+    return not isinstance(item, Spec) or item.stride == spec.stride
+
+
+def _add(name: str, overloads: Sequence[str]) -> None:
+    for overload in overloads:
+        tail = f".{overload}" if overload else ""
+        pairs: tuple[tuple[str, Rule], ...] = (
+            (f"_foreach_{name}_{tail}", _in_place),
+            (f"_foreach_{name}{tail}", _fresh),
+        )
+        for full_name, function in pairs:
+            rules.add(full_name, function)
+
+
+for _name in _UNARY.split():
+    _add(_name, ("",))
+for _name in _BINARY.split():
+    _add(_name, _OVERLOADS)
+for _name in _TERNARY.split():
+    _add(_name, ("Scalar", "ScalarList"))
+_add("lerp", ("Scalar", "List", "ScalarList"))

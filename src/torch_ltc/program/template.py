@@ -1,0 +1,115 @@
+"""From the arguments of a call to its template: what of it belongs to the program, and what changes from run to run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch_ltc.program.instruction import DEVICE_GENERATOR, PHYSICAL_DEVICE, Scalar, Value
+from torch_ltc.program.operator import DEFAULT, Kind, Operator
+from torch_ltc.program.spec import Spec
+
+_COUNTED = 4096
+_values = [Value(number) for number in range(_COUNTED)]
+_scalars: dict[tuple[int, type], Scalar] = {}
+
+
+class Template:
+    """A call as a program holds it.
+
+    `args`, `kwargs` and `operands` are those of the instruction. `asked` are the arguments as rules of geometry want
+    them, in schema order, what is known of the geometry of a tensor in its place.
+    """
+
+    # A plain slots class: one is built per new instruction.
+    __slots__ = ("args", "kwargs", "operands", "asked")
+
+    def __init__(self, filled: list[Any], operator: Operator, operands: list[int], asked: list[Any]) -> None:
+        keywords = operator.keywords
+        if keywords:
+            split = operator.positional
+            self.args: tuple[Any, ...] = tuple(filled[:split])
+            self.kwargs: dict[str, Any] = dict(zip(keywords, filled[split:], strict=True))
+        else:
+            self.args = tuple(filled)
+            self.kwargs = {}
+        self.operands = tuple(operands)
+        self.asked = asked
+
+
+def make_template(
+    key: tuple[Any, ...], operator: Operator, values: Sequence[Any], slot: int, specs: Sequence[Spec | None]
+) -> Template:
+    """The template of the call with this key: value numbers, scalar slots from `slot` on, and markers in place of what
+    changes. `specs` are the geometries of values by number."""
+    filled: list[Any] = []
+    asked: list[Any] = []
+    operands: list[int] = []
+    place = 1
+    for kind, value, default in zip(operator.kinds, values, operator.defaults, strict=True):
+        if kind is Kind.GENERATOR or kind is Kind.DROPPED:
+            filled.append(None if kind is Kind.DROPPED else DEVICE_GENERATOR)
+            asked.append(None)
+            continue
+        part = key[place]
+        place += 1
+        if part is DEFAULT:
+            filled.append(default)
+            asked.append(default)
+        elif kind is Kind.TENSOR and part.__class__ is int:
+            operands.append(part)
+            filled.append(_values[part] if part < _COUNTED else Value(part))
+            asked.append(specs[part])
+        elif kind is Kind.STATIC or part is None:
+            filled.append(part)
+            asked.append(value)
+        elif kind is Kind.TENSORS or kind is Kind.SCALARS:
+            slot = _add_list(part, value, slot, specs, filled, asked, operands)
+        elif kind is Kind.STATIC_SCALAR:
+            filled.append(value)
+            asked.append(value)
+        elif kind is Kind.DEVICE:
+            filled.append(PHYSICAL_DEVICE if part else None)
+            asked.append(value)
+        else:
+            filled.append(scalar_operand(slot, part))
+            asked.append(value)
+            slot += 1
+    return Template(filled, operator, operands, asked)
+
+
+def _add_list(
+    parts: Sequence[Any],
+    values: Sequence[Any],
+    slot: int,
+    specs: Sequence[Spec | None],
+    filled: list[Any],
+    asked: list[Any],
+    operands: list[int],
+) -> int:
+    """Add a list of tensors or numbers; the slot of the number that comes next."""
+    items: list[Any] = []
+    geometries: list[Any] = []
+    for part, value in zip(parts, values, strict=True):
+        if part is None:
+            items.append(None)
+            geometries.append(None)
+        elif part.__class__ is int:
+            operands.append(part)
+            items.append(_values[part] if part < _COUNTED else Value(part))
+            geometries.append(specs[part])
+        else:
+            items.append(scalar_operand(slot, part))
+            geometries.append(value)
+            slot += 1
+    filled.append(tuple(items))
+    asked.append(geometries)
+    return slot
+
+
+def scalar_operand(slot: int, kind: type) -> Scalar:
+    """The operand that stands for the number in this slot."""
+    scalar = _scalars.get((slot, kind))
+    if scalar is None:
+        scalar = _scalars[slot, kind] = Scalar(slot, kind)
+    return scalar

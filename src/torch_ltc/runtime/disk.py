@@ -1,0 +1,181 @@
+"""Files in which compiled programs are kept for later processes.
+
+One file per compiled program, named by a hash of its key and found by comparing the key, which is in the file, in full.
+Files are written under another name and then renamed, so that several processes may use one folder. Whatever is wrong
+with a file makes it a miss. A file that another user could have written is not read: what it holds is executed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import stat
+import struct
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+
+__all__ = ["Key", "Store"]
+
+log = logging.getLogger(__name__)
+
+_MAGIC = b"torch_ltc program 1\n"
+_HEAD = struct.Struct("<QQ32s")
+_SUFFIX = ".ltc"
+# A file under its first name that is older than this was left by a process that ended too early.
+_ABANDONED_S = 3600.0
+_DIGEST_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """What a compiled program is right for, as text, and a part of it that costs nothing to compare."""
+
+    brief: str
+    text: str
+
+    @property
+    def name(self) -> str:
+        """How the names of its files begin."""
+        return f"{self.brief}-{hashlib.blake2b(self.text.encode(), digest_size=_DIGEST_BYTES).hexdigest()}"
+
+
+class Store:
+    """A folder of files, at most `bound_bytes` large; the empty name stands for none."""
+
+    def __init__(self, folder: str, bound_bytes: int) -> None:
+        self.folder = folder
+        self.bound_bytes = bound_bytes
+        self._lock = threading.Lock()
+        self._briefs: frozenset[str] = frozenset()
+        self._listed: int | None = None
+        self._readable = self._writable = bool(folder)
+
+    def may_have(self, brief: str) -> bool:
+        """False when there is certainly no file for a key of this kind. Costs one question to the file system."""
+        if not self._readable:
+            return False
+        try:
+            changed = os.stat(self.folder).st_mtime_ns
+            if changed != self._listed:
+                self._briefs = frozenset(name.partition("-")[0] for name in os.listdir(self.folder))
+                self._listed = changed
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            self._readable = self._writable = False
+            log.warning("cannot read %s, nothing is loaded from it: %s", self.folder, error)
+            return False
+        return brief in self._briefs
+
+    def find(self, key: Key) -> Iterator[tuple[str, bytes]]:
+        """Every file that was kept under this key, with what is in it; the latest used first."""
+        if not self.may_have(key.brief):
+            return
+        prefix = key.name + "-"
+        for name in self._newest_first(prefix):
+            path = os.path.join(self.folder, name)
+            data = _read(path, key.text.encode())
+            if data is not None:
+                yield path, data
+
+    def _newest_first(self, prefix: str) -> list[str]:
+        found: list[tuple[int, str]] = []
+        try:
+            with os.scandir(self.folder) as entries:
+                for entry in entries:
+                    if entry.name.startswith(prefix) and entry.name.endswith(_SUFFIX):
+                        found.append((entry.stat().st_mtime_ns, entry.name))
+        except OSError as error:
+            log.info("cannot look through %s: %s", self.folder, error)
+        return [name for _, name in sorted(found, reverse=True)]
+
+    def put(self, key: Key, variant: str, data: bytes) -> bool:
+        """Keep `data`; what was kept under the same key and variant is replaced. True when it is there."""
+        if not self._writable:
+            return False
+        text = key.text.encode()
+        head = _HEAD.pack(len(text), len(data), hashlib.sha256(text + data).digest())
+        body = b"".join((_MAGIC, head, text, data))
+        if len(body) > self.bound_bytes:
+            return False
+        mark = hashlib.blake2b(variant.encode(), digest_size=4).hexdigest()
+        path = os.path.join(self.folder, f"{key.name}-{mark}{_SUFFIX}")
+        unfinished = f"{path}.{os.getpid()}.{threading.get_ident()}"
+        try:
+            os.makedirs(self.folder, mode=0o700, exist_ok=True)
+            descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with open(descriptor, "wb") as file:
+                file.write(body)
+            os.replace(unfinished, path)
+        except OSError as error:
+            _remove(unfinished)
+            # Once is enough, to try and to say so.
+            self._writable = False
+            log.warning("cannot write to %s, nothing more is kept there: %s", self.folder, error)
+            return False
+        with self._lock:
+            self._keep_bounded()
+        return True
+
+    def drop(self, path: str) -> None:
+        """Remove a file that turned out to be of no use."""
+        _remove(path)
+
+    def _keep_bounded(self) -> None:
+        """Remove the files that were not used for longest."""
+        files: list[tuple[float, int, str]] = []
+        try:
+            with os.scandir(self.folder) as entries:
+                for entry in entries:
+                    status = entry.stat()
+                    files.append((status.st_mtime, status.st_size, entry.path))
+        except OSError as error:
+            log.info("cannot look through %s: %s", self.folder, error)
+            return
+        newest = max((used for used, _, _ in files), default=0.0)
+        left = sum(size for _, size, _ in files)
+        for used, size, path in sorted(files):
+            abandoned = not path.endswith(_SUFFIX) and used < newest - _ABANDONED_S
+            if abandoned or left > self.bound_bytes:
+                _remove(path)
+                left -= size
+
+
+def _read(path: str, text: bytes) -> bytes | None:
+    """What is in a file, if it is whole, ours, and was kept under this key."""
+    try:
+        with open(path, "rb") as file:
+            if not _trusted(os.fstat(file.fileno())):
+                log.warning("%s is not read: others may write to it", path)
+                return None
+            body = file.read()
+    except OSError:
+        return None
+    with suppress(OSError):
+        # When it was last used; a folder that may only be read does without.
+        os.utime(path)
+    start = len(_MAGIC) + _HEAD.size
+    if len(body) < start or not body.startswith(_MAGIC):
+        return None
+    text_bytes, data_bytes, digest = _HEAD.unpack_from(body, len(_MAGIC))
+    if len(body) != start + text_bytes + data_bytes or body[start : start + text_bytes] != text:
+        return None
+    return body[start + text_bytes :] if hashlib.sha256(body[start:]).digest() == digest else None
+
+
+def _trusted(status: os.stat_result) -> bool:
+    """True for a plain file of this user that nobody else may write to."""
+    if not hasattr(os, "getuid"):
+        return True
+    mine = status.st_uid == os.getuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return mine and stat.S_ISREG(status.st_mode)
+
+
+def _remove(path: str) -> None:
+    try:
+        os.remove(path)
+    except OSError as error:
+        log.debug("cannot remove %s: %s", path, error)

@@ -1,0 +1,188 @@
+"""Threads that compile in the background, their manners, and the process that compiles for this one."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import signal
+import sys
+import threading
+import time
+
+import pytest
+import torch
+
+from torch_ltc.lowering.portable import NotPortableError, dump_data, load_data
+from torch_ltc.lowering.turns import AbandonedError, give_way, polite
+from torch_ltc.program.instruction import Call
+from torch_ltc.program.source import UNKNOWN
+from torch_ltc.program.spec import make_spec
+from torch_ltc.runtime.background import Background
+from torch_ltc.runtime.compiler_process import answer, read_message, write_message
+from torch_ltc.runtime.elsewhere import CompilerEnded, Elsewhere
+
+LONG_S = 60.0
+
+
+def test_work_of_a_lane_runs_in_order_and_is_waited_for() -> None:
+    background = Background()
+    done: list[int] = []
+    for n in range(20):
+        background.submit("lane", f"work {n}", lambda n=n: done.append(n))  # type: ignore[misc]
+    assert background.wait(LONG_S)
+    assert done == list(range(20))
+    assert background.titles() == []
+
+
+def test_lanes_do_not_wait_for_each_other_and_say_what_they_do() -> None:
+    background = Background()
+    gate, reached = threading.Event(), threading.Event()
+    background.submit("slow", "a long one", lambda: gate.wait(LONG_S) and None)
+    background.submit("quick", "a short one", reached.set)
+    assert reached.wait(LONG_S)
+    assert background.titles()[0] == "a long one"
+    assert not background.wait(0.01)
+    gate.set()
+    assert background.wait(LONG_S)
+
+
+def test_a_mistake_in_the_work_is_shown_and_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[type] = []
+    monkeypatch.setattr(sys, "excepthook", lambda kind, error, trace: shown.append(kind))
+    background = Background()
+    done = threading.Event()
+    background.submit("lane", "wrong", lambda: 1 // 0 and None)
+    background.submit("lane", "right", done.set)
+    assert done.wait(LONG_S)
+    assert shown == [ZeroDivisionError]
+
+
+def test_stopping_abandons_work_that_gives_way_and_finishes_one_lane() -> None:
+    background = Background()
+    began, kept = threading.Event(), threading.Event()
+    seen: list[str] = []
+
+    def endless() -> None:
+        began.set()
+        try:
+            while True:
+                give_way()
+        except AbandonedError:
+            seen.append("abandoned")
+            raise
+
+    def write() -> None:
+        time.sleep(0.05)
+        kept.set()
+
+    background.submit("here", "endless", endless)
+    background.submit("here", "never", lambda: seen.append("never"))
+    background.submit("disk", "write", write)
+    assert began.wait(LONG_S)
+    background.stop(finish="disk")
+    assert kept.is_set()
+    assert seen == ["abandoned"]
+    background.submit("here", "too late", lambda: seen.append("late"))
+    assert "too late" not in background.titles()
+
+
+def test_a_polite_thread_rests_and_others_never_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    rests: list[float] = []
+    monkeypatch.setattr(time, "sleep", rests.append)
+    clock = iter(range(1000))
+    monkeypatch.setattr(time, "perf_counter", lambda: float(next(clock)))
+    give_way()
+    assert rests == []
+    with polite():
+        give_way()
+        give_way()
+    give_way()
+    assert len(rests) == 2
+
+
+def test_the_switch_interval_is_short_while_somebody_is_polite() -> None:
+    before = sys.getswitchinterval()
+    with polite():
+        with polite():
+            assert sys.getswitchinterval() < before
+        assert sys.getswitchinterval() < before
+    assert sys.getswitchinterval() == pytest.approx(before)
+
+
+def test_a_switch_interval_that_the_user_sets_meanwhile_stays() -> None:
+    before = sys.getswitchinterval()
+    try:
+        with polite():
+            sys.setswitchinterval(0.02)
+        assert sys.getswitchinterval() == pytest.approx(0.02)
+    finally:
+        sys.setswitchinterval(before)
+
+
+def test_messages_keep_their_bounds() -> None:
+    pipe = io.BytesIO()
+    for message in (b"", b"one", b"x" * 100_000):
+        write_message(pipe, message)
+    pipe.seek(0)
+    assert [read_message(pipe) for _ in range(4)] == [b"", b"one", b"x" * 100_000, None]
+    pipe.truncate(pipe.seek(0) + 9)
+    assert read_message(io.BytesIO(b"\x05\0\0\0\0\0\0\0abc")) is None
+
+
+def test_operators_and_geometries_are_the_same_objects_after_the_way() -> None:
+    spec = make_spec(torch.float32, (2, 3), (3, 1))
+    call = Call(torch.ops.aten.add.Tensor, (1, 2.5, torch.float16), {}, (), (), 0, UNKNOWN)
+    read_spec, read_call = load_data(dump_data((spec, call)))
+    assert read_spec is spec
+    assert read_call.op is torch.ops.aten.add.Tensor
+    assert read_call.args == call.args
+
+
+def test_an_unknown_operator_is_told() -> None:
+    data = dump_data(torch.ops.aten.add.Tensor).replace(b"aten::add", b"aten::adx")
+    with pytest.raises(NotPortableError, match="aten::adx"):
+        load_data(data)
+
+
+def test_what_cannot_be_written_down_is_told() -> None:
+    with pytest.raises(NotPortableError):
+        dump_data(lambda: 1)
+
+
+def test_a_request_of_other_versions_is_not_answered() -> None:
+    assert "have changed" in answer(pickle.dumps(("other versions", b""))).unable
+
+
+def test_a_request_that_cannot_be_read_is_not_answered() -> None:
+    assert answer(b"nonsense").unable
+
+
+@pytest.fixture(scope="module")
+def process() -> Elsewhere:
+    return Elsewhere()
+
+
+def test_the_process_answers_and_is_ended(process: Elsewhere) -> None:
+    assert process.pid is None
+    assert "have changed" in process.ask(pickle.dumps(("other versions", b""))).unable
+    pid = process.pid
+    assert pid is not None and os.getpgid(pid) == pid != os.getpgid(0)
+    assert os.getpriority(os.PRIO_PROCESS, pid) > os.getpriority(os.PRIO_PROCESS, 0)
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(CompilerEnded, match="status -9"):
+        process.ask(b"nonsense")
+    assert process.ask(b"nonsense").unable
+    process.close()
+    assert process.pid is None
+    with pytest.raises(CompilerEnded):
+        process.ask(b"nonsense")
+
+
+def test_no_process_without_an_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "")
+    with pytest.raises(CompilerEnded, match="no Python"):
+        Elsewhere().ask(b"")
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    with pytest.raises(CompilerEnded, match="no process"):
+        Elsewhere().ask(b"")

@@ -1,7 +1,7 @@
 """Settings for all tests: programs are compiled when they are due, and nothing is kept on disk.
 
 So that a test can count what was compiled and see what ran. `LTC_TEST_TIERS=background` runs them with the default
-instead: what they compute must be the same. Tests that count compilations then do not apply.
+instead: what they compute must be the same. Tests of what is compiled when (`WHEN_DUE`) stay as they are.
 """
 
 from __future__ import annotations
@@ -13,13 +13,32 @@ import pytest
 
 TIERS = os.environ.get("LTC_TEST_TIERS", "blocking")
 
+# Tests that count compilations, or that look at a run of a certain number which is to be the backend's.
+WHEN_DUE = (
+    "models/test_optimizers.py::test_steady_step_is_one_program_compiled_once",
+    "models/test_training.py::test_compiles_stop_after_the_third_step",
+    "semantics/test_api.py::test_a_program_becomes_hot",
+    "semantics/test_api.py::test_compiled_programs_are_bounded",
+    "semantics/test_backend_failures.py",
+    "semantics/test_backend_refusals.py",
+    "semantics/test_backends.py",
+    "semantics/test_coverage.py::test_a_training_step_is_one_program",
+    "semantics/test_programs.py",
+    "semantics/test_promotion.py",
+    "semantics/test_long_programs.py::test_compiled_long_program",
+    # The memory that compiling takes for a while is not to fall between two measurements.
+    "semantics/test_long_programs.py::test_a_million_chained_operations",
+    "models/test_steady_state.py",
+)
+
 
 @pytest.fixture(autouse=True)
-def tiers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def tiers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The settings, here and for processes that a test starts."""
-    monkeypatch.setenv("LTC_TIERS", TIERS)
+    chosen = "blocking" if any(f"tests/{name}" in request.node.nodeid for name in WHEN_DUE) else TIERS
+    monkeypatch.setenv("LTC_TIERS", chosen)
     monkeypatch.setenv("LTC_CACHE_DIR", "off")
     # Imported late: some tests look at what importing the package does.
     settings = pytest.importorskip("torch_ltc.config").settings
-    with settings.scope(tiers=TIERS, cache_dir="off"):
+    with settings.scope(tiers=chosen, cache_dir="off"):
         yield

@@ -20,6 +20,7 @@ __all__ = [
     "Setting",
     "Settings",
     "cache_folder",
+    "foreign_variable",
     "forced_fallback_ops",
     "get_force_fallback",
     "set_force_fallback",
@@ -195,8 +196,8 @@ SETTINGS: Mapping[str, Setting] = {
             "tiers",
             "background",
             "LTC_TIERS",
-            "When hot programs are compiled: in the 'background' while the interpreter goes on, 'blocking' when they are "
-            "due, or 'off': every program before its first run.",
+            "When programs are compiled: hot ones in the 'background' while the interpreter goes on, hot ones "
+            "'blocking' when they are due, or with 'off' every program before its first run.",
             choices=("background", "blocking", "off"),
         ),
         Setting(
@@ -386,6 +387,11 @@ def cache_folder() -> str:
         return os.path.abspath(os.path.expanduser(settings.cache_dir))
     home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     return os.path.join(home, "torch_ltc")
+
+
+def foreign_variable(name: str) -> str:
+    """A variable of another package's; empty when it is not set."""
+    return os.environ.get(name, "")
 
 
 @lru_cache(maxsize=16)

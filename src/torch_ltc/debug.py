@@ -8,8 +8,7 @@ from collections.abc import Sequence
 
 import torch
 
-from torch_ltc import metrics
-from torch_ltc.config import cache_folder, settings
+from torch_ltc.config import settings
 from torch_ltc.lowering.lower import functional_form, lower
 from torch_ltc.lowering.registry import registry
 from torch_ltc.program.instruction import Program
@@ -18,7 +17,7 @@ from torch_ltc.program.source import is_user_file
 from torch_ltc.runtime.cache import Entry, fingerprint
 from torch_ltc.runtime.pending import pending_numbers, pending_program
 from torch_ltc.runtime.sync import synced_programs
-from torch_ltc.runtime.tiers import compiling_now
+from torch_ltc.runtime.tiers import compiling_now, summary
 
 _file_lock = threading.Lock()
 
@@ -64,12 +63,7 @@ def program_form(program: Program, form: str, numbers: list[object]) -> str:
 def compilations() -> str:
     """How many programs were compiled in this process and how many were loaded from files of earlier ones, and what is
     being compiled now."""
-    compiled = metrics.counter_value("Compile") or 0
-    loaded = metrics.counter_value("CompileLoaded") or 0
-    folder = cache_folder() or "nowhere: nothing is kept on disk"
-    lines = [f"{compiled} program{'s' if compiled != 1 else ''} compiled, {loaded} loaded from {folder}"]
-    lines += [f"being compiled or loaded: {title}" for title in compiling_now()]
-    return "\n".join(lines)
+    return "\n".join([summary(), *(f"being compiled or loaded: {title}" for title in compiling_now())])
 
 
 def _save(entry: Entry) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch_ltc.events import SyncReason
 from torch_ltc.program.instruction import Call
 from torch_ltc.runtime.cache import executables
+from torch_ltc.runtime.families import families
 from torch_ltc.runtime.recorder import recorder
 from torch_ltc.runtime.sync import cut
 
@@ -31,3 +32,4 @@ def reset() -> None:
         recorder.tree.clear()
         recorder.reset()
         executables.clear()
+        families.clear()

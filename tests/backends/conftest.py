@@ -6,7 +6,7 @@ import pytest
 
 # The tests of XLA import JAX, which `make test` does not install.
 collect_ignore = [] if importlib.util.find_spec("jax") is not None else ["xla"]
-COMPILED = ("test_inductor", "test_training", "/xla/")
+COMPILED = ("test_inductor", "test_disk_inductor", "test_training", "/xla/")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

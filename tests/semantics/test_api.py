@@ -341,14 +341,14 @@ def test_compiled_programs_are_bounded_and_compiled_again_when_needed() -> None:
         torch_ltc.sync(wait=True)
         return list((x * 2 + 1).tolist())
 
-    with settings.scope(executables_bound=3, backend="torchscript"), observe() as seen:
+    with settings.scope(executables_bound=3, backend="torchscript", promotion=False), observe() as seen:
         for _ in range(4):
             for number in range(6):
                 assert step(number) == [3.0] * (number + 1)
                 assert len(executables) <= 3
     # Six programs in turn, three places: each is compiled anew at each of its turns after the first.
     assert len(seen.compiles) == 18
-    with settings.scope(executables_bound=8, backend="torchscript"), observe() as seen:
+    with settings.scope(executables_bound=8, backend="torchscript", promotion=False), observe() as seen:
         for _ in range(4):
             for number in range(6):
                 step(number)

@@ -295,6 +295,21 @@ def test_an_argument_that_changes_late_is_named() -> None:
     assert second.endswith("was 4 and is now 5")
 
 
+def test_sizes_that_are_equal_by_chance_in_the_program_that_is_compiled_stay_apart(sharing: str) -> None:
+    def inputs(code: int) -> Sequence[Tensor]:
+        return [floats(code // 10, code % 10), floats(code % 10)]
+
+    def function(x: Tensor, y: Tensor, code: int) -> tuple[Tensor, ...]:
+        turned = x.exp().view(code % 10, code // 10)
+        return turned, y.sin(), turned.sum(0), x.exp().expand(2, code // 10, code % 10).sum(0)
+
+    case = Case("two sizes", inputs, function)
+    with observe() as seen:
+        for code in (46, 55, 37, 73, 28):
+            compare(case, code)
+    assert 0 < len(seen.compiles) <= 2
+
+
 # ---- random numbers, flags ------------------------------------------------------------------------------------------
 
 

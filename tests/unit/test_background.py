@@ -167,7 +167,8 @@ def test_the_process_answers_and_is_ended(process: Elsewhere) -> None:
     assert process.pid is None
     assert "have changed" in process.ask(pickle.dumps(("other versions", b""))).unable
     pid = process.pid
-    assert pid is not None and os.getpgid(pid) == pid != os.getpgid(0)
+    assert pid is not None
+    assert os.getpgid(pid) == pid != os.getpgid(0)
     assert os.getpriority(os.PRIO_PROCESS, pid) > os.getpriority(os.PRIO_PROCESS, 0)
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(CompilerEnded, match="status -9"):

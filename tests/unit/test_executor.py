@@ -28,6 +28,25 @@ def test_work_runs_in_order_on_one_other_thread() -> None:
     assert len({thread for _, thread in seen}) == 1
 
 
+def test_each_device_has_a_worker_and_later_work_waits_for_that_of_others() -> None:
+    executor = Executor()
+    gate = threading.Event()
+    seen: list[tuple[str, int]] = []
+
+    def note(name: str) -> None:
+        seen.append((name, threading.get_ident()))
+
+    executor.submit(lambda: (gate.wait(LONG_S), note("first")))
+    with settings.scope(device_ordinal=1):
+        later = executor.submit(lambda: note("second"))
+        assert not later.done()
+    gate.set()
+    executor.drain()
+    assert [name for name, _ in seen] == ["first", "second"]
+    assert len({thread for _, thread in seen}) == 2
+    assert executor.call(lambda: executor.call(lambda: 7)) == 7
+
+
 def test_call_gives_the_result_and_raises_the_error() -> None:
     executor = Executor()
     assert executor.call(lambda: 5) == 5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -24,7 +25,7 @@ from torch_ltc.lowering.passes import (
     run_passes,
     share_common_calls,
 )
-from torch_ltc.program.instruction import Call, Program
+from torch_ltc.program.instruction import Call, Geometry, Program, Size, Symbol
 from torch_ltc.program.render import program_text
 from torch_ltc.program.verify import verify
 
@@ -467,3 +468,28 @@ def test_passes_keep_the_values_of_random_programs() -> None:
 def test_calls_keep_their_lines() -> None:
     program = run_passes(functional(lambda x: x.sin().clone() + x.sin(), X))
     assert all(isinstance(call, Call) and call.source.file == __file__ for call in program.calls)
+
+
+def symbolic(program: Program, *geometries: Geometry) -> Program:
+    """The program with these geometries of its first values, which look alike in the program that is compiled."""
+    symbols = (Symbol("s0", 3, True), Symbol("s1", 3, True))
+    return replace(program, symbols=symbols, geometry=dict(enumerate(geometries)))
+
+
+ROWS, COLUMNS = Size("s0", 3), Size("s1", 3)
+
+
+def test_values_that_are_alike_for_some_symbols_only_stay_apart() -> None:
+    plain = functional(lambda x: x.view(3, 3).exp(), torch.ones(3, 3))
+    assert names(forward_copies(plain)) == ["exp"]
+    turned = symbolic(plain, Geometry((ROWS, COLUMNS), (COLUMNS, 1)), Geometry((COLUMNS, ROWS), (ROWS, 1)))
+    assert names(forward_copies(turned)) == ["view", "exp"]
+    same = symbolic(plain, Geometry((ROWS, COLUMNS), (COLUMNS, 1)), Geometry((ROWS, COLUMNS), (COLUMNS, 1)))
+    assert names(forward_copies(same)) == ["exp"]
+
+
+def test_a_known_number_is_filled_in_for_all_symbols() -> None:
+    program = functional(lambda x: torch.ones(3, device=x.device).clone() + x, torch.ones(3))
+    made = {number: Geometry((ROWS,), (1,)) for number in range(program.values)}
+    after = fold_constants(replace(program, symbols=(Symbol("s0", 3, True),), geometry=made))
+    assert [call.args[0] for call in after.calls if call.name == "aten::full" and not call.operands][-1] == (ROWS,)

@@ -140,7 +140,7 @@ def _argument(operand: Any, values: list[Any], arguments: Arguments) -> Any:
 
 def _run_call(call: Call, values: list[Any], arguments: Arguments) -> None:
     args = [
-        values[operand.number]  # type: ignore[attr-defined]
+        values[operand.number]
         if operand.__class__ is Value
         else operand
         if operand.__class__ in _CONSTANT
@@ -155,7 +155,7 @@ def _run_call(call: Call, values: list[Any], arguments: Arguments) -> None:
     layout = call.layout
     numbers = call.numbers
     if len(numbers) == 1 and call.returns[0].__class__ is Return and numbers[0] >= 0:
-        if layout.copied is None and _is_as_recorded(call, call.returns[0], out, values):  # type: ignore[arg-type]
+        if layout.copied is None and _is_as_recorded(call, call.returns[0], out, values):
             layout.copied = ()
         if layout.copied == ():
             values[numbers[0]] = out

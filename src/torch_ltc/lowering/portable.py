@@ -93,6 +93,7 @@ class _Pickler(pickle.Pickler):
         super().__init__(file, protocol=_PROTOCOL)
 
     def reducer_override(self, value: object) -> Any:
+        give_way()
         if isinstance(value, Spec):
             return make_spec, value.key
         if isinstance(value, OpOverload):

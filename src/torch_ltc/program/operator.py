@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch._ops import OpOverload
@@ -26,9 +27,9 @@ class Kind(enum.Enum):
     DROPPED = "has no meaning on the device (pin_memory)"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Argument:
-    """One schema argument."""
+    """One schema argument. Never changed, though not frozen: thousands are made when the package is imported."""
 
     name: str
     kind: Kind
@@ -98,8 +99,7 @@ class Operator:
         schema = op._schema
         self.op = op
         self.name: str = op.name()
-        sized = schema.name in SIZED_BY_SCALARS
-        self.arguments = tuple(_argument(a, sized) for a in schema.arguments)
+        self.arguments = _arguments(op)
         kinds = [a.kind for a in self.arguments]
         self.random = Kind.GENERATOR in kinds
         self.generator_position = kinds.index(Kind.GENERATOR) if self.random else -1
@@ -128,18 +128,28 @@ class Operator:
         return self.name
 
 
+@cache
+def _arguments(op: OpOverload) -> tuple[Argument, ...]:
+    # Kept: an operator may be looked at several times, and there are thousands.
+    schema = op._schema
+    sized = schema.name in SIZED_BY_SCALARS
+    return tuple([_argument(argument, sized) for argument in schema.arguments])
+
+
 def _argument(argument: torch._C.Argument, sized: bool) -> Argument:
-    kind = _KINDS.get(str(argument.type), Kind.STATIC)
+    type_name = str(argument.type)
+    kind = _KINDS.get(type_name, Kind.STATIC)
     if argument.name == "pin_memory":
         kind = Kind.DROPPED
     if sized and kind is Kind.SCALAR:
         kind = Kind.STATIC_SCALAR
+    alias, has_default = argument.alias_info, argument.has_default_value()
     return Argument(
         name=argument.name,
         kind=kind,
         keyword_only=argument.kwarg_only,
-        has_default=argument.has_default_value(),
-        default=argument.default_value if argument.has_default_value() else None,
-        written=argument.alias_info is not None and argument.alias_info.is_write,
-        optional=str(argument.type).startswith("Optional"),
+        has_default=has_default,
+        default=argument.default_value if has_default else None,
+        written=alias is not None and alias.is_write,
+        optional=type_name.startswith("Optional"),
     )

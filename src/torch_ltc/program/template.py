@@ -9,8 +9,11 @@ from torch_ltc.program.instruction import DEVICE_GENERATOR, PHYSICAL_DEVICE, Sca
 from torch_ltc.program.operator import DEFAULT, Kind, Operator
 from torch_ltc.program.spec import Spec
 
-_COUNTED = 4096
-_values = [Value(number) for number in range(_COUNTED)]
+# Names of their own: members of an enumeration are slow to look up.
+_TENSOR, _TENSORS, _SCALARS, _STATIC = Kind.TENSOR, Kind.TENSORS, Kind.SCALARS, Kind.STATIC
+_STATIC_SCALAR, _DEVICE, _GENERATOR, _DROPPED = Kind.STATIC_SCALAR, Kind.DEVICE, Kind.GENERATOR, Kind.DROPPED
+
+_values: list[Value] = []
 _scalars: dict[tuple[int, type], Scalar] = {}
 
 
@@ -47,29 +50,26 @@ def make_template(
     operands: list[int] = []
     place = 1
     for kind, value, default in zip(operator.kinds, values, operator.defaults, strict=True):
-        if kind is Kind.GENERATOR or kind is Kind.DROPPED:
-            filled.append(None if kind is Kind.DROPPED else DEVICE_GENERATOR)
+        if kind is _GENERATOR or kind is _DROPPED:
+            filled.append(None if kind is _DROPPED else DEVICE_GENERATOR)
             asked.append(None)
             continue
         part = key[place]
         place += 1
-        if part is DEFAULT:
-            filled.append(default)
-            asked.append(default)
-        elif kind is Kind.TENSOR and part.__class__ is int:
+        if kind is _TENSOR and part.__class__ is int:
             operands.append(part)
-            filled.append(_values[part] if part < _COUNTED else Value(part))
+            filled.append(_values[part] if part < len(_values) else _value(part))
             asked.append(specs[part])
-        elif kind is Kind.STATIC or part is None:
+        elif kind is _STATIC or part is None:
             filled.append(part)
             asked.append(value)
-        elif kind is Kind.TENSORS or kind is Kind.SCALARS:
+        elif part is DEFAULT:
+            filled.append(default)
+            asked.append(default)
+        elif kind is _TENSORS or kind is _SCALARS:
             slot = _add_list(part, value, slot, specs, filled, asked, operands)
-        elif kind is Kind.STATIC_SCALAR:
-            filled.append(value)
-            asked.append(value)
-        elif kind is Kind.DEVICE:
-            filled.append(PHYSICAL_DEVICE if part else None)
+        elif kind is _STATIC_SCALAR or kind is _DEVICE:
+            filled.append(value if kind is _STATIC_SCALAR else PHYSICAL_DEVICE if part else None)
             asked.append(value)
         else:
             filled.append(scalar_operand(slot, part))
@@ -96,7 +96,7 @@ def _add_list(
             geometries.append(None)
         elif part.__class__ is int:
             operands.append(part)
-            items.append(_values[part] if part < _COUNTED else Value(part))
+            items.append(_values[part] if part < len(_values) else _value(part))
             geometries.append(specs[part])
         else:
             items.append(scalar_operand(slot, part))
@@ -105,6 +105,13 @@ def _add_list(
     filled.append(tuple(items))
     asked.append(geometries)
     return slot
+
+
+def _value(number: int) -> Value:
+    """The operand that stands for this value; one object for all programs."""
+    while len(_values) <= number:
+        _values.append(Value(len(_values)))
+    return _values[number]
 
 
 def scalar_operand(slot: int, kind: type) -> Scalar:

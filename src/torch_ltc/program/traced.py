@@ -56,8 +56,8 @@ class Traced:
     def _add(self, node: Node) -> None:
         instruction = node.instruction
         if instruction.__class__ is Input:
-            self.specs.append(instruction.spec)  # type: ignore[union-attr]
-            self.roots.append(-1 - instruction.buffer)  # type: ignore[union-attr]
+            self.specs.append(instruction.spec)
+            self.roots.append(-1 - instruction.buffer)
         elif isinstance(instruction, Call):
             numbers = instruction.numbers
             if len(numbers) == 1 and isinstance(item := instruction.returns[0], Return):

@@ -19,6 +19,7 @@ from torch_ltc.lowering.lower import Lowered
 from torch_ltc.program.instruction import Program, Return
 from torch_ltc.program.render import program_text
 from torch_ltc.program.safety import may_fail
+from torch_ltc.program.spec import Spec
 
 _identities = itertools.count(1)
 
@@ -42,10 +43,10 @@ class Entry:
         "kept",
         "refused",
         "op_counts",
-        "restored",
+        "_restored",
         "written",
         "written_positions",
-        "outputs",
+        "_outputs",
         "latest",
         "family",
         "own",
@@ -70,10 +71,10 @@ class Entry:
         self.refused: dict[Backend, LtcError] = {}
         self.op_counts = program.op_counts()
         self.written = tuple(sorted(written_inputs(program, len(program.instructions))))
-        self.restored = inputs_to_restore(program) if self.written else ()
+        # Made when they are asked for, which is when the program is compiled: most programs never are.
+        self._restored: tuple[int, ...] | None = None
+        self._outputs: list[tuple[int, Spec]] | None = None
         self.written_positions = _first_positions(program, set(self.written))
-        specs = program.specs()
-        self.outputs = [(number, specs[number]) for number in program.outputs]
         # The run-time numbers when it was last synced.
         self.latest: list[object] = []
         # The programs of the same skeleton with the integers in which it differs from them, and what there is for this
@@ -82,6 +83,21 @@ class Entry:
         self.own: Any = None
         self.values: tuple[int, ...] = ()
         self.fingerprint = b""
+
+    @property
+    def restored(self) -> tuple[int, ...]:
+        """Positions of the inputs that the program writes to before its last call that may fail."""
+        if self._restored is None:
+            self._restored = inputs_to_restore(self.program) if self.written else ()
+        return self._restored
+
+    @property
+    def outputs(self) -> list[tuple[int, Spec]]:
+        """Value number and geometry of each output."""
+        if self._outputs is None:
+            specs = self.program.specs()
+            self._outputs = [(number, specs[number]) for number in self.program.outputs]
+        return self._outputs
 
     def forget(self, lowered: Lowered) -> None:
         """Drop what was compiled, or bound from what was compiled."""
@@ -169,7 +185,8 @@ class ExecutableCache:
         for identity, (_, users) in list(self._compiled.items()) if entry.kept is not None else ():
             users.discard(entry)
             if not users:
-                self._drop(identity)
+                # Its family keeps it as long as there is one.
+                del self._compiled[identity]
 
     def __len__(self) -> int:
         return len(self._compiled)

@@ -17,7 +17,7 @@ import threading
 import time
 import traceback
 from dataclasses import dataclass
-from typing import BinaryIO
+from typing import IO
 
 from torch_ltc.errors import LtcError
 from torch_ltc.lowering.interface import refusal
@@ -43,20 +43,20 @@ class Answer:
     unable: str = ""
 
 
-def write_message(pipe: BinaryIO, message: bytes) -> None:
+def write_message(pipe: IO[bytes], message: bytes) -> None:
     """Write one message, its length first."""
     pipe.write(_LENGTH.pack(len(message)))
     pipe.write(message)
     pipe.flush()
 
 
-def read_message(pipe: BinaryIO) -> bytes | None:
+def read_message(pipe: IO[bytes]) -> bytes | None:
     """The next message; None at the end of the pipe."""
     head = _read(pipe, _LENGTH.size)
     return None if head is None else _read(pipe, _LENGTH.unpack(head)[0])
 
 
-def _read(pipe: BinaryIO, count: int) -> bytes | None:
+def _read(pipe: IO[bytes], count: int) -> bytes | None:
     parts: list[bytes] = []
     while count:
         part = pipe.read(count)
@@ -119,14 +119,15 @@ def _listen(requests: queue.SimpleQueue[bytes], parent: int) -> None:
 
     The pipe alone does not tell: a process that the parent forked has its other end too.
     """
-    pipe = sys.stdin.buffer.raw  # type: ignore[attr-defined]
-    while True:
-        ready, _, _ = select.select([pipe], [], [], _LOOK_S)
-        message = read_message(pipe) if ready else b""
-        if message is None or os.getppid() != parent:
-            os.killpg(os.getpgrp(), signal.SIGKILL)
-        if message:
-            requests.put(message)
+    # Without a buffer: `select` must see what has not been read.
+    with open(sys.stdin.fileno(), "rb", buffering=0) as pipe:
+        while True:
+            ready, _, _ = select.select([pipe], [], [], _LOOK_S)
+            message = read_message(pipe) if ready else b""
+            if message is None or os.getppid() != parent:
+                os.killpg(os.getpgrp(), signal.SIGKILL)
+            if message:
+                requests.put(message)
 
 
 if __name__ == "__main__":

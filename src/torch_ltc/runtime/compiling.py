@@ -90,4 +90,4 @@ def _made(entry: Entry, numbers: list[object], placement: Placement, policy: Pol
 
 def _task(entry: Entry, policy: Policy, placement: Placement) -> Task:
     surroundings = Surroundings.current()
-    return Task(entry, policy.backend, policy.strict, policy.store, surroundings, placement.request)
+    return Task(entry, policy.backend, policy.strict, policy.store, surroundings, placement.request, policy.waits)

@@ -51,7 +51,8 @@ class Elsewhere:
 
     def _ask(self, request: bytes) -> Answer:
         process = self._started()
-        assert process.stdin is not None and process.stdout is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
         try:
             write_message(process.stdin, request)
             message = read_message(process.stdout)
@@ -88,6 +89,7 @@ class Elsewhere:
             # Whoever reads from the pipes finds their end, and closes them.
             if self._asking.acquire(blocking=False):
                 self.end()
+                self._asking.release()
 
     def forget(self) -> None:
         """In a process that was forked: the compiler belongs to the parent."""

@@ -1,7 +1,7 @@
-"""One worker thread per process that runs queued work on the physical device, in order.
+"""One worker thread per physical device that runs queued work on it, in order.
 
-Programs, eager fallbacks and reads of what is still queued run here. The worker's thread-local state
-is clean: no autocast, no function transforms of the user's thread. It runs below autograd, with grad mode on: the
+Programs, eager fallbacks and reads of what is still queued run here. Work that is queued for one device waits for what
+was queued for another before: it may need its results. A worker's thread-local state is clean: no autocast, no function transforms of the user's thread. It runs below autograd, with grad mode on: the
 state in which eager runs its kernels, some of which ask for it. The queue is bounded.
 """
 
@@ -13,7 +13,7 @@ import threading
 import warnings
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -24,23 +24,30 @@ from torch_ltc.program.source import current_source
 Result = TypeVar("Result")
 
 
+class _Lane:
+    """The worker of one physical device, and what was queued there last."""
+
+    def __init__(self, device: str) -> None:
+        self.pool = ThreadPoolExecutor(1, f"torch_ltc {device}")
+        self.last: Future[Any] | None = None
+        self.threads = 0
+
+
 class Executor:
-    """Runs callables one after the other on a thread of its own."""
+    """Runs callables one after the other, each on the worker of its device."""
 
     def __init__(self) -> None:
-        self._pool: ThreadPoolExecutor | None = None
-        self._worker = 0
+        self._lanes: dict[str, _Lane] = {}
+        self._workers: set[int] = set()
         self._process = os.getpid()
         self._room = threading.Condition()
         self._waiting = 0
-        self._last: Future[object] | None = None
-        self._threads = 0
         self._errors: list[LtcError] = []
         self._notes: list[str] = []
 
     def wait_for_room(self) -> None:
         """Return when fewer than `queue_bound` items are queued. On the worker itself, at once."""
-        if threading.get_ident() != self._worker:
+        if threading.get_ident() not in self._workers:
             with self._room:
                 self._room.wait_for(self.has_room)
 
@@ -49,8 +56,9 @@ class Executor:
         return self._waiting < settings.queue_bound
 
     def submit(self, work: Callable[[], Result], *, wait: bool = True) -> Future[Result]:
-        """Queue `work`, after waiting for room with `wait`. From the worker itself, runs it at once."""
-        if threading.get_ident() == self._worker:
+        """Queue `work` for the device that the settings name, after waiting for room with `wait`. From a worker itself,
+        runs it at once."""
+        if threading.get_ident() in self._workers:
             done: Future[Result] = Future()
             done.set_result(work())
             return done
@@ -59,22 +67,26 @@ class Executor:
                 "the ltc device was used before this process was forked, and cannot be used in the child",
                 hint="use the 'spawn' start method, or keep ltc tensors out of DataLoader workers",
             )
-        pool = self._pool
-        if pool is None:
-            pool = self._pool = ThreadPoolExecutor(1, "torch_ltc")
+        device = f"{settings.device_type}:{settings.device_ordinal}"
         if wait:
             self.wait_for_room()
         with self._room:
             self._waiting += 1
+            lane = self._lanes.get(device)
+            if lane is None:
+                lane = self._lanes[device] = _Lane(device)
+            others = [other.last for other in self._lanes.values() if other is not lane and other.last is not None]
         threads = torch.get_num_threads()
 
         def run() -> Result:
-            self._worker = threading.get_ident()
-            if threads != self._threads:
+            self._workers.add(threading.get_ident())
+            if threads != lane.threads:
                 # The number of kernel threads is a setting of each thread; the user set it on theirs.
                 torch.set_num_threads(threads)
-                self._threads = threads
+                lane.threads = threads
             try:
+                for other in others:
+                    other.exception()
                 with torch._C._AutoDispatchBelowAutograd():
                     return work()
             finally:
@@ -82,8 +94,7 @@ class Executor:
                     self._waiting -= 1
                     self._room.notify_all()
 
-        future = pool.submit(run)
-        self._last = future  # type: ignore[assignment]
+        lane.last = future = lane.pool.submit(run)
         return future
 
     def call(self, work: Callable[[], Result]) -> Result:
@@ -91,15 +102,16 @@ class Executor:
         return self.submit(work).result()
 
     def wait_for(self, job: Future[None]) -> None:
-        """Return when this queued item has run. On the worker itself, at once: what is queued runs after it."""
-        if threading.get_ident() != self._worker:
+        """Return when this queued item has run. On a worker itself, at once: what is queued runs after it."""
+        if threading.get_ident() not in self._workers:
             job.exception()
 
     def drain(self) -> None:
         """Wait until everything queued so far has run."""
-        last = self._last
-        if last is not None and threading.get_ident() != self._worker:
-            last.exception()
+        if threading.get_ident() not in self._workers:
+            for lane in list(self._lanes.values()):
+                if lane.last is not None:
+                    lane.last.exception()
 
     def report(self, error: LtcError) -> None:
         """Keep an error of a program for the next sync or read."""

@@ -114,7 +114,10 @@ class Family:
     def fitting(self, entry: Entry, numbers: Sequence[object], backend: Backend) -> Lowered | None:
         """What fits this program and these numbers."""
         shelf = self.shelf(backend)
-        shelf.compiled = [lowered for lowered in shelf.compiled if not lowered.dropped]
+        kept = [lowered for lowered in shelf.compiled if not lowered.dropped]
+        # What made room for others may be compiled again.
+        shelf.compiles -= len(shelf.compiled) - len(kept)
+        shelf.compiled = kept
         for lowered in shelf.compiled:
             if lowered.fits(numbers) and (self.alone or lowered.takes(entry.values)):
                 return lowered
@@ -239,9 +242,9 @@ class Families:
     def failed(self, request: Request, error: Exception) -> bool:
         """It could not be made. True if the program should be placed again, because something else may do."""
         with self._lock:
-            family, _, backend = self._asked.pop(request.ticket)
-            shelf = family.shelf(backend)
-            shelf.pending = None
+            family, entry, backend = self._asked.pop(request.ticket)
+            family.shelf(backend).pending = None
+            shelf = (entry.family or family).shelf(backend)
             if request.symbolic:
                 shelf.static = f"sizes stay constants, because {(str(error).splitlines() or [''])[0]}"
                 return True
@@ -263,6 +266,11 @@ class Families:
             if shelf.failures >= _MOST_FAILURES:
                 shelf.compiled.remove(lowered.origin)
                 shelf.static = "what was compiled for several programs failed to run"
+
+    def clear(self) -> None:
+        """Forget what programs share. Those that are still there go on with what they have."""
+        with self._lock:
+            self._by_skeleton.clear()
 
     def served(self, request: Request) -> bool:
         """True when something that fits has come from elsewhere since it was asked for."""

@@ -15,7 +15,7 @@ from functools import lru_cache
 
 import torch
 
-from torch_ltc import errors
+from torch_ltc import errors, metrics
 from torch_ltc.config import cache_folder, settings
 from torch_ltc.errors import BackendError, CompileError, LtcError
 from torch_ltc.events import CompileEvent, LoadEvent, RefusalEvent, emit
@@ -24,6 +24,7 @@ from torch_ltc.lowering.lower import Lowered, lower
 from torch_ltc.lowering.portable import NotPortableError, dump_data, dump_lowered, load_lowered
 from torch_ltc.lowering.registry import registry
 from torch_ltc.lowering.surroundings import Surroundings, device_text, versions_text
+from torch_ltc.lowering.turns import give_way
 from torch_ltc.program.instruction import Program
 from torch_ltc.program.skeleton import skeleton, skeleton_text
 from torch_ltc.runtime.background import background
@@ -34,7 +35,7 @@ from torch_ltc.runtime.elsewhere import CompilerEnded, elsewhere
 from torch_ltc.runtime.executor import executor
 from torch_ltc.runtime.families import Request, families
 
-__all__ = ["Task", "compile_now", "compiling_now", "start", "stop", "wait_for_compiles"]
+__all__ = ["Task", "compile_now", "compiling_now", "start", "stop", "summary", "wait_for_compiles"]
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +55,8 @@ def current_store() -> Store:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What is to be made for a program, and with what settings. Without a request it is only looked for on disk."""
+    """What is to be made for a program, and with what settings. Without a request it is only looked for on disk; with
+    `waits` the executor waits for it."""
 
     entry: Entry
     backend: Backend
@@ -62,6 +64,7 @@ class Task:
     store: Store
     surroundings: Surroundings
     request: Request | None = None
+    waits: bool = False
 
     @property
     def title(self) -> str:
@@ -99,8 +102,17 @@ def compiling_now() -> list[str]:
     return background.titles()
 
 
+def summary() -> str:
+    """How many programs were compiled in this process, and how many were loaded from files of earlier ones."""
+    compiled = metrics.counter_value("Compile") or 0
+    loaded = metrics.counter_value("CompileLoaded") or 0
+    folder = cache_folder() or "nowhere: nothing is kept on disk"
+    return f"{compiled} program{'s' if compiled != 1 else ''} compiled, {loaded} loaded from {folder}"
+
+
 def stop() -> None:
-    """Abandon everything. At exit."""
+    """Abandon everything, and say what there was. At exit."""
+    log.info("%s", summary())
     elsewhere.close()
     background.stop(finish="disk")
 
@@ -129,7 +141,7 @@ def _make(task: Task) -> None:
 
 
 def compile_now(task: Task) -> bool:
-    """Make what is asked for. True if the program should be placed again. Raises what a strict policy makes an error."""
+    """Make what is asked for. True if the program should be placed again. Raises what the policy makes an error."""
     request = task.request
     assert request is not None
     _look(task)
@@ -169,7 +181,8 @@ def refuse(entry: Entry, backend: Backend, error: BackendError, strict: bool) ->
 def _compiled(task: Task, request: Request) -> tuple[Lowered, bytes | None]:
     """What was asked for, and its bytes if another process compiled it."""
     backend, program = task.backend, request.program
-    data = _asked_elsewhere(task, request) if backend.compiles_elsewhere else None
+    # Whoever waits anyway need not start a process.
+    data = _asked_elsewhere(task, request) if backend.compiles_elsewhere and not task.waits else None
     if data is not None:
         return load_lowered(backend, program, data), data
     return lower(backend, program, request.numbers, request.varying, task.strict, request.sizes), None
@@ -218,14 +231,10 @@ def _brief(program: Program, alone: bool) -> str:
 
 def _key(task: Task, program: Program, alone: bool) -> Key:
     """What a compiled form of this program is right for: with `alone` for its integers, else whatever they are."""
-    parts = [
-        versions_text(),
-        repr(task.surroundings),
-        f"backend {task.backend.name} {task.backend.version()}",
-        device_text(program.device),
-        f"strict {task.strict}",
-        skeleton_text(program),
-    ]
+    parts = [versions_text(), repr(task.surroundings), f"backend {task.backend.name} {task.backend.version()}"]
+    give_way()
+    parts += [device_text(program.device), f"strict {task.strict}", skeleton_text(program)]
+    give_way()
     if alone:
         parts.append(repr(skeleton(program)[1]))
     return Key(_brief(program, alone), "\n".join(parts))

@@ -41,8 +41,8 @@ _POINTER_VARIABLE = "_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"
 
 @dataclass(frozen=True, slots=True)
 class Artefact:
-    """Inductor's code as text and ready for Python, its constants, the shared library of each C++ kernel by the name that the code has for it, and
-    which inputs must be aligned."""
+    """Inductor's code as text and ready for Python, its constants, the shared library of each C++ kernel by the name
+    that the code has for it, and which inputs must be aligned."""
 
     source: str
     code: bytes
@@ -144,10 +144,12 @@ def _kernel(library: bytes) -> Any:
     known = _loaded.get(name)
     if known is None:
         # The library asks for this function of PyTorch when it is loaded.
-        os.putenv(_POINTER_VARIABLE, str(torch._C._dynamo.guards._torchinductor_pyobject_tensor_data_ptr))
+        guards: Any = torch._C._dynamo.guards
+        os.putenv(_POINTER_VARIABLE, str(guards._torchinductor_pyobject_tensor_data_ptr))
         with _file(library) as path:
             spec = importlib.util.spec_from_loader(name, importlib.machinery.ExtensionFileLoader(name, path))
-            assert spec is not None and spec.loader is not None
+            assert spec is not None
+            assert spec.loader is not None
             module = importlib.util.module_from_spec(spec)
             spec.loader.exec_module(module)
         known = _loaded[name] = getattr(module, entry)

@@ -15,6 +15,7 @@ from torch._inductor import config as inductor_config
 from torch._inductor import lowering as inductor_lowering
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from torch._inductor.decomposition import select_decomp_table
+from torch._inductor.loop_body import InterpreterShim
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -67,6 +68,11 @@ class InductorBackend(Backend):
         # Settings of `torch._inductor.config`, by name, that count for programs compiled from now on. Those that the
         # user's thread has set do not reach the thread that compiles.
         self.options: dict[str, Any] = {}
+
+    def initialize_aten_bindings(self) -> None:
+        """Have Inductor make now, on the thread of whoever chose it, the one graph for which it uses PyTorch's symbolic
+        tracer: while that works, every module that any thread calls ends up in it."""
+        InterpreterShim._dummy_gm()
 
     def decompositions(self) -> Mapping[OpOverload, Callable[..., Any]]:
         """Next to none: Inductor takes operators apart itself."""
@@ -122,7 +128,13 @@ def _compiled(program: Program, options: Mapping[str, Any]) -> InductorFunction:
         codes.append(compile_fx_inner(*args, **kwargs))
         return codes[-1]
 
-    with _compiler_lock(), _quiet(), torch.no_grad(), inductor_config.patch(dict(options)), functorch_config.patch(_OURS):
+    with (
+        _compiler_lock(),
+        _quiet(),
+        torch.no_grad(),
+        inductor_config.patch(dict(options)),
+        functorch_config.patch(_OURS),
+    ):
         # An environment for symbols of sizes also where there are none: without one Inductor uses none of its caches.
         symbolic = SymbolicSizes(program.symbols)
         with FakeTensorMode(shape_env=symbolic.env):

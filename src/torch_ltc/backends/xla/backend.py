@@ -35,6 +35,22 @@ class XlaBackend(Backend):
         function: ProgramFunction = _compiler().Executable(program)
         return function
 
+    def dump(self, compiled: Any) -> bytes:
+        """The machine code that XLA made."""
+        data: bytes = compiled.dump()
+        return data
+
+    def load(self, program: Program, data: bytes) -> ProgramFunction:
+        """A function with machine code from before."""
+        del program
+        function: ProgramFunction = _compiler().Executable.load(data)
+        return function
+
+    def version(self) -> str:
+        """JAX, and the flags that XLA takes from the environment."""
+        version: str = _compiler().version_text()
+        return version
+
     def adopt(self, tensor: torch.Tensor) -> BackendData:
         """A handle on an array that shares the tensor's memory."""
         handle: BackendData = _compiler().JaxData.sharing(tensor)

@@ -9,17 +9,20 @@ import jax
 import jax.numpy as jnp
 import torch
 from jax import Array
+from jax.experimental.serialize_executable import deserialize_and_load, serialize
 from jax.sharding import SingleDeviceSharding
 
 from torch_ltc.backends.xla.data import JaxData, array_of, copied, held_spec, inverse_of, jax_device, order_of
 from torch_ltc.backends.xla.lowering import Lowering, has_rule
 from torch_ltc.backends.xla.promotion import all_bits, jax_dtype
+from torch_ltc.config import foreign_variable
 from torch_ltc.errors import CompileError
 from torch_ltc.lowering.data import BackendData, BackendDevice
+from torch_ltc.lowering.portable import dump_data, load_data
 from torch_ltc.program.instruction import Program
 from torch_ltc.program.spec import Spec
 
-__all__ = ["Executable", "has_rule"]
+__all__ = ["Executable", "has_rule", "version_text"]
 
 # XLA would keep half-precision values of a fused computation in float32; PyTorch rounds after each call.
 _OPTIONS: dict[str, bool | str] = {"xla_allow_excess_precision": False}
@@ -32,14 +35,18 @@ class Executable:
     A call that fails raises and has changed none of its inputs.
     """
 
-    def __init__(self, program: Program) -> None:
-        self._program = program
+    def __init__(self, program: Program, kept: tuple[Any, str] | None = None) -> None:
+        """Compile `program`, or take what was compiled of it and its text from `kept`."""
+        self.program = program
         self._inputs = [instruction.spec for instruction in program.inputs]
         self._results = _result_specs(program)
         self._outputs = len(program.outputs)
         self._device = BackendDevice.of(program.device)
         # The result that may take the memory of an input, by the position of the input.
         self._reused = {update.input: self._outputs + i for i, update in enumerate(program.updates)}
+        self._compiled, self._text = self._compile(program) if kept is None else kept
+
+    def _compile(self, program: Program) -> tuple[Any, str]:
         with all_bits():
             placed = SingleDeviceSharding(jax_device(program.device))
             given = [
@@ -48,18 +55,29 @@ class Executable:
             ]
             given += [jax.ShapeDtypeStruct((), jax_dtype(number.spec.dtype)) for number in program.numbers]
             jitted = jax.jit(self._traced, donate_argnums=tuple(self._reused), out_shardings=placed)
-            self._lowered = jitted.lower(*given)
-            self._compiled = self._lowered.compile(_OPTIONS)
+            lowered = jitted.lower(*given)
+            return lowered.compile(_OPTIONS), str(lowered.as_text())
 
     def text(self) -> str:
         """The program in XLA's own language."""
-        return str(self._lowered.as_text())
+        return self._text
+
+    def dump(self) -> bytes:
+        """The program and its machine code."""
+        return dump_data((self.program, serialize(self._compiled), self._text))
+
+    @classmethod
+    def load(cls, data: bytes) -> Executable:
+        """What `dump` wrote."""
+        program, compiled, text = load_data(data)
+        with all_bits():
+            return cls(program, (deserialize_and_load(*compiled), text))
 
     def _traced(self, *given: Array) -> tuple[list[Array], Array | None]:
         """The program on arrays that are arranged as their tensors lie in memory."""
         count = len(self._inputs)
         arrays = [jnp.transpose(array, inverse_of(spec)) for spec, array in zip(self._inputs, given, strict=False)]
-        results, failed = Lowering(self._program).run(*arrays, *given[count:])
+        results, failed = Lowering(self.program).run(*arrays, *given[count:])
         arranged = [jnp.transpose(r, order_of(spec)) for r, spec in zip(results, self._results, strict=True)]
         if failed is not None:
             # What is donated has no other copy: after a failure it must hold what it held.
@@ -101,6 +119,12 @@ class Executable:
                 item.replace(results[result])
                 handles[result] = item
         return handles
+
+
+def version_text() -> str:
+    """What must be as it was for machine code to be of use."""
+    parts = [jax.__version__, jax.lib.__version__, str(jax.config.values), *_OPTIONS, foreign_variable("XLA_FLAGS")]
+    return " ".join(map(str, parts))
 
 
 def _result_specs(program: Program) -> list[Spec]:

@@ -264,8 +264,16 @@ def attention(
     require(query.size[:2] == key.size[:2] and query.size[3] == key.size[3])
     require(mask is None or (mask.dtype is query.dtype and len(mask.size) in (2, 4)))
     batch, heads, length, _ = query.size
-    out = make_spec(query.dtype, query.size, row_major(query.size) if is_odd(query) else preserved(query))
+    out = make_spec(query.dtype, query.size, _attended(query))
     return several(out, make_spec(query.dtype, (batch, heads, length), (length * heads, 1, heads)))
+
+
+def _attended(query: Spec) -> tuple[int, ...]:
+    if not is_odd(query):
+        return preserved(query)
+    # One position, as when words are generated one by one.
+    require(query.size[1] > 1 and query.size[3] > 1)
+    return row_major(query.size)
 
 
 @rule("_scaled_dot_product_flash_attention_for_cpu_backward")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from torch_ltc.program.geometry.rules import Rule, require, rules
 from torch_ltc.program.geometry.shapes import fits, preserved
 from torch_ltc.program.instruction import Return, ReturnKind, Returns
@@ -63,6 +65,8 @@ def _like(other: Any, position: int, spec: Spec) -> bool:
 
 def _add(name: str, overloads: Sequence[str]) -> None:
     for overload in overloads:
+        if (overload or "default") not in getattr(torch.ops.aten, f"_foreach_{name}").overloads():
+            continue
         tail = f".{overload}" if overload else ""
         pairs: tuple[tuple[str, Rule], ...] = (
             (f"_foreach_{name}_{tail}", _in_place),
@@ -79,3 +83,23 @@ for _name in _BINARY.split():
 for _name in _TERNARY.split():
     _add(_name, ("Scalar", "ScalarList"))
 _add("lerp", ("Scalar", "List", "ScalarList"))
+
+
+def _fused(targets: Specs, gradients: Specs, *rest: Any) -> Returns:
+    """A step of an optimizer in one call; lists of state are as long as that of the parameters, or empty."""
+    require(targets and len(gradients) == len(targets))
+    dtype = targets[0].dtype
+    require(dtype.is_floating_point)
+    for target, gradient in zip(targets, gradients, strict=True):
+        require(target.dtype is dtype and gradient.dtype is dtype and gradient.size == target.size)
+    for state in rest:
+        if isinstance(state, (list, tuple)):
+            require(len(state) in (0, len(targets)))
+        else:
+            # A scale of the gradients, or a rate that is a tensor.
+            require(not isinstance(state, Spec))
+    return ()
+
+
+for _name in ("sgd", "adam", "adamw", "adagrad"):
+    rules.add(f"_fused_{_name}_", _fused)

@@ -18,7 +18,7 @@ Answer = Callable[[torch.dtype, Sequence[Spec]], Returns]
 _FLOAT_UNARY = (
     "exp exp2 expm1 log log2 log10 log1p sqrt rsqrt sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf "
     "erfc erfinv lgamma digamma sigmoid reciprocal silu mish hardswish hardsigmoid relu floor ceil round trunc frac "
-    "sgn sign log_sigmoid"
+    "sgn sign"
 )
 _COMPARISONS = "eq ne lt le gt ge"
 _LOGICAL = "logical_and logical_or logical_xor"
@@ -217,7 +217,8 @@ def _numbered(answer: Answer) -> Rule:
 
 for _name in _NUMBERED_UNARY.split():
     rules.add(_name, _numbered(elementwise))
-    rules.add(f"{_name}_", _numbered(written))
+    if hasattr(torch.ops.aten, f"{_name}_"):
+        rules.add(f"{_name}_", _numbered(written))
 
 
 def backward(gradient: Spec, saved: Spec, *numbers: Any, **_: Any) -> Returns:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -97,11 +98,11 @@ def fits(number: Any, dtype: torch.dtype) -> bool:
     if kind is int:
         limits = _INTEGERS.get(dtype)
         if limits is not None:
-            return limits[0] <= number <= limits[1]
+            return bool(limits[0] <= number <= limits[1])
     elif kind is not float:
         return False
     largest = _LARGEST.get(dtype)
-    return largest is not None and -largest <= number <= largest
+    return largest is not None and bool(-largest <= number <= largest)
 
 
 def promoted(first: Any, second: Any) -> torch.dtype:
@@ -160,7 +161,7 @@ def elementwise_strides(size: tuple[int, ...], operands: Sequence[Spec], mixed: 
             return _in_order(size, (1, *range(len(size) - 1, 1, -1), 0))
         if all(operand.stride == first.stride for operand in operands) and is_dense(first):
             return first.stride
-    if len(operands) == 1 and not any(first.stride):
+    if len(operands) == 1 and _descends(first):
         return row_major(size)
     if not mixed and len(operands) > 1:
         raise Unsure
@@ -179,6 +180,12 @@ def is_row_major(spec: Spec) -> bool:
 def is_odd(spec: Spec) -> bool:
     """Row-major but for dimensions of length 1: their strides are kept or made anew, as the case may be."""
     return is_contiguous(spec) and not is_row_major(spec)
+
+
+def _descends(spec: Spec) -> bool:
+    """True when the strides of dimensions that are not repeated are in row-major order."""
+    steps = [stride for stride in spec.stride if stride]
+    return 1 not in spec.size and all(outer > inner for outer, inner in itertools.pairwise(steps))
 
 
 def _is_clear(spec: Spec) -> bool:

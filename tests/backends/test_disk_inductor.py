@@ -1,0 +1,172 @@
+"""Inductor in another process, and its programs on disk."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import torch_ltc
+from tests.support.backends import seen_events, used
+from torch_ltc import events
+from torch_ltc.config import settings
+from torch_ltc.errors import BackendWarning
+from torch_ltc.runtime.elsewhere import elsewhere
+
+LONG_S = 120.0
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """Inductor, as by default, with files of its own."""
+    torch_ltc.ir_cache.reset()
+    with settings.scope(backend="inductor", tiers="background", cache_dir=str(tmp_path / "cache")):
+        yield tmp_path / "cache"
+        torch_ltc.wait_for_compiles()
+        torch_ltc.sync(wait=True)
+    torch_ltc.ir_cache.reset()
+
+
+def made(seen: list[Any]) -> tuple[list[bool], int]:
+    """For each compilation whether it was elsewhere, and the number of programs loaded."""
+    compiled = [event.elsewhere for event in seen if isinstance(event, events.CompileEvent)]
+    return compiled, sum(isinstance(event, events.LoadEvent) for event in seen)
+
+
+def train(device: str, steps: int = 4) -> tuple[list[float], torch.Tensor]:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.GELU(), torch.nn.Dropout(0.3), torch.nn.Linear(8, 2))
+    model = model.to(device)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    x, target = torch.randn(5, 6).to(device), torch.tensor([0, 1, 1, 0, 1]).to(device)
+    losses: list[float] = []
+    for step in range(steps):
+        torch.manual_seed(step)
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(model(x), target)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+        if device == "ltc" and step == 2:
+            torch_ltc.wait_for_compiles()
+    return losses, next(model.parameters()).detach().cpu()
+
+
+def test_training_is_compiled_elsewhere_and_loaded_the_next_time(folder: Path) -> None:
+    losses, weight = train("cpu", 6)
+    for again in (False, True):
+        with seen_events() as seen:
+            ours, our_weight = train("ltc", 6)
+        compiled, loaded = made(seen)
+        assert set(compiled) == (set() if again else {True})
+        assert (loaded > 0) is again
+        assert "inductor" in used(seen)
+        torch.testing.assert_close(ours, losses, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(our_weight, weight, rtol=1e-4, atol=1e-5)
+        torch_ltc.ir_cache.reset()
+    assert list(folder.iterdir())
+
+
+def twice(x: torch.Tensor) -> torch.Tensor:
+    return (x.sin() + 1).exp().sum(0)
+
+
+def run(x: torch.Tensor, count: int = 3) -> torch.Tensor:
+    for _ in range(count):
+        result = twice(x).cpu()
+    torch_ltc.wait_for_compiles()
+    return result
+
+
+@pytest.mark.parametrize("mode", ["blocking", "off"])
+def test_whoever_waits_has_it_compiled_here(mode: str) -> None:
+    x = torch.randn(3, 4)
+    held = x.to("ltc")
+    with settings.scope(tiers=mode), seen_events() as seen:
+        torch.testing.assert_close(run(held), twice(x))
+    assert made(seen) == ([False], 0)
+    torch_ltc.ir_cache.reset()
+    with settings.scope(tiers=mode), seen_events() as seen:
+        torch.testing.assert_close(run(held), twice(x))
+    assert made(seen) == ([], 1)
+
+
+def test_a_compiler_that_is_killed_is_started_again() -> None:
+    held = torch.randn(3, 5).to("ltc")
+    with seen_events() as seen:
+        for _ in range(2):
+            twice(held).cpu()
+        began = time.monotonic()
+        while elsewhere.pid is None and time.monotonic() < began + LONG_S:
+            time.sleep(0.001)
+        assert elsewhere.pid is not None
+        os.kill(elsewhere.pid, signal.SIGKILL)
+        torch_ltc.wait_for_compiles()
+    assert made(seen) == ([True], 0)
+
+
+def test_a_program_that_ends_every_compiler_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch_ltc.runtime.elsewhere._BOOT", "import os; os._exit(7)  # {niceness} {path!r}")
+    elsewhere.end()
+    held = torch.randn(3, 6).to("ltc")
+    with seen_events() as seen, pytest.warns(BackendWarning, match="ended with status 7, 2 times"):
+        run(held)
+        torch_ltc.sync()
+        run(held)
+    assert set(used(seen)) == {"interpreter"}
+
+
+def test_an_operator_that_the_other_process_lacks_is_compiled_here() -> None:
+    with torch.library._scoped_library("torch_ltc_disk_tests", "DEF") as library:
+        library.define("plus_one(Tensor x) -> Tensor")
+        library.impl("plus_one", lambda x: x + 1, "CPU")
+        library._register_fake("plus_one", lambda x: torch.empty_like(x))
+        held = torch.randn(3, 7).to("ltc")
+        with seen_events() as seen:
+            for _ in range(3):
+                result = torch.ops.torch_ltc_disk_tests.plus_one(held.sin()).cos().cpu()
+            torch_ltc.wait_for_compiles()
+            again = torch.ops.torch_ltc_disk_tests.plus_one(held.sin()).cos().cpu()
+        assert made(seen) == ([False], 0)
+        torch.testing.assert_close(result, again)
+        torch_ltc.ir_cache.reset()
+
+
+def test_other_options_are_a_miss() -> None:
+    held = torch.randn(3, 8).to("ltc")
+    run(held)
+    backend: Any = torch_ltc.lowering.registry.registry.get("inductor")
+    torch_ltc.ir_cache.reset()
+    backend.options = {"max_fusion_size": 3}
+    try:
+        with seen_events() as seen:
+            run(held)
+    finally:
+        backend.options = {}
+    assert made(seen) == ([True], 0)
+
+
+def test_kernels_that_are_loaded_are_those_of_their_program() -> None:
+    """Several kernels in one program, each in a library of its own."""
+
+    def several(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(3):
+            x = torch.mm(x.sin() + x.sum(0), x.cos())
+        return x.softmax(0)
+
+    x = torch.randn(6, 6)
+    held = x.to("ltc")
+    for _ in range(2):
+        for _ in range(3):
+            several(held).cpu()
+        torch_ltc.wait_for_compiles()
+        with seen_events() as seen:
+            torch.testing.assert_close(several(held).cpu(), several(x), rtol=1e-4, atol=1e-4)
+        assert used(seen) == ["inductor"]
+        torch_ltc.ir_cache.reset()

@@ -43,6 +43,7 @@ class SyncReason(Enum):
     BOUND = "the pending program reached its bound"
     FALLBACK = "an operation had to run eagerly"
     SEED = "the state of the random number generator was read or set"
+    DTYPE = "the default dtype was changed"
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,6 +111,25 @@ def test_a_compiler_that_is_killed_is_started_again() -> None:
     assert made(seen) == ([True], 0)
 
 
+def test_a_process_that_is_forked_meanwhile_goes_its_own_way() -> None:
+    held = torch.randn(3, 9).to("ltc")
+    with seen_events() as seen:
+        for _ in range(2):
+            twice(held).cpu()
+        began = time.monotonic()
+        while elsewhere.pid is None and time.monotonic() < began + LONG_S:
+            time.sleep(0.001)
+        forked = os.fork()
+        if forked == 0:
+            os._exit(0 if elsewhere.pid is None else 1)
+        while os.waitpid(forked, os.WNOHANG) == (0, 0):
+            if time.monotonic() > began + LONG_S:
+                os.kill(forked, signal.SIGKILL)
+            time.sleep(0.01)
+        torch_ltc.wait_for_compiles()
+    assert made(seen) == ([True], 0)
+
+
 def test_a_program_that_ends_every_compiler_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch_ltc.runtime.elsewhere._BOOT", "import os; os._exit(7)  # {niceness} {path!r}")
     elsewhere.end()

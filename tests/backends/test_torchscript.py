@@ -163,19 +163,21 @@ graph(%p0 : Tensor,
 %3: int32[3,2] view = aten::view.dtype(%1, torch.int32)  # step.py:4
 # part 3 of 3: a function of 4 calls
 graph(%p0 : Tensor,
-      %v3 : Tensor,
+      %moved : Tensor[],
       %s2 : Scalar,
       %generator : Generator):
-  %4 : int[] = prim::Constant[value=[1, 2]]() # step.py:5:4
-  %5 : int = prim::Constant[value=0]() # step.py:5:4
-  %6 : Tensor[] = aten::split_with_sizes(%v3, %4, %5) # step.py:5:4
-  %v4 : Tensor, %v5 : Tensor = prim::ListUnpack(%6) # step.py:5:4
-  %9 : Tensor = aten::mul_(%p0, %s2) # step.py:6:4
-  %10 : Tensor = aten::random_(%v4, %generator) # step.py:7:4
-  %11 : int? = prim::Constant() # step.py:7:4
-  %v6 : Tensor = aten::sum(%v4, %11) # step.py:7:4
-  %13 : (Tensor) = prim::TupleConstruct(%v6)
-  return (%13)
+  %v3 : Tensor = prim::ListUnpack(%moved) # step.py:5:4
+   = aten::clear(%moved) # step.py:5:4
+  %5 : int[] = prim::Constant[value=[1, 2]]() # step.py:5:4
+  %6 : int = prim::Constant[value=0]() # step.py:5:4
+  %7 : Tensor[] = aten::split_with_sizes(%v3, %5, %6) # step.py:5:4
+  %v4 : Tensor, %v5 : Tensor = prim::ListUnpack(%7) # step.py:5:4
+  %10 : Tensor = aten::mul_(%p0, %s2) # step.py:6:4
+  %11 : Tensor = aten::random_(%v4, %generator) # step.py:7:4
+  %12 : int? = prim::Constant() # step.py:7:4
+  %v6 : Tensor = aten::sum(%v4, %12) # step.py:7:4
+  %14 : (Tensor) = prim::TupleConstruct(%v6)
+  return (%14)
 """
 
 
@@ -430,3 +432,18 @@ def test_programs_run_while_another_thread_scripts_functions() -> None:
         stop.set()
         thread.join(LONG_S)
     assert errors == []
+
+
+def test_values_between_parts_are_freed_after_their_last_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segments, "SEGMENT_CALLS", 4)
+    parts = [torch.ones(1 << 20, device="ltc") * number for number in range(8)]
+    total = parts[0] * 2
+    for part in parts[1:]:
+        total = total + part.sin() * part
+    program = pending_program([total])
+    computation = TorchScriptBackend().compile(program)
+    moved = [part.segment.moved for part in computation._parts]
+    assert sum(map(len, moved)) > 8
+    assert ["aten::clear" in str(function.graph) for function in computation.functions] == [bool(m) for m in moved]
+    expected = sum(((torch.ones(1 << 20) * n).sin() * (torch.ones(1 << 20) * n) for n in range(1, 8)), torch.zeros(1))
+    torch.testing.assert_close(total.cpu(), expected)

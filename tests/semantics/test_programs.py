@@ -212,3 +212,21 @@ def test_a_changing_number_is_no_part_of_the_program() -> None:
             assert step(rate) == cpu.mul_(1 - rate).add_(rate, alpha=rate).sum().item()
     assert seen.compiles == []
     assert len({sync.program for sync in seen.syncs}) == 1
+
+
+def test_another_default_dtype_is_seen_at_once() -> None:
+    def quotient(device: str) -> torch.Tensor:
+        return torch.ones(2, dtype=torch.int64, device=device) / 3
+
+    assert torch.equal(quotient("ltc").cpu(), quotient("cpu"))
+    pending = quotient("ltc")
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert quotient("ltc").dtype is torch.float64
+        assert torch.equal(quotient("ltc").cpu(), quotient("cpu"))
+        assert torch.zeros(2, device="ltc").dtype is torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert pending.dtype is torch.float32
+    assert torch.equal(pending.cpu(), quotient("cpu"))
+    assert quotient("ltc").dtype is torch.float32

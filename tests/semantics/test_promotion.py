@@ -17,6 +17,7 @@ from tests.semantics.support import Seen, assert_same, observe
 from tests.support.backends import SymbolicBackend, registered
 from torch_ltc.config import settings
 from torch_ltc.errors import BackendWarning
+from torch_ltc.runtime import tiers
 from torch_ltc.runtime.families import families
 
 SHARING = ("torchscript", "symbolic")
@@ -332,7 +333,13 @@ def test_random_calls_of_any_size_draw_as_eager_does(sharing: str) -> None:
 
 
 def test_numbers_of_all_kinds_change_with_sizes(sharing: str) -> None:
-    values = ((4, 1.5, 2, False), (5, 2.5, 3, False), (6, 0.5, 9, True), (7, float("inf"), -1, False), (8, -0.0, 0, True))
+    values = (
+        (4, 1.5, 2, False),
+        (5, 2.5, 3, False),
+        (6, 0.5, 9, True),
+        (7, float("inf"), -1, False),
+        (8, -0.0, 0, True),
+    )
 
     def run(device: str) -> list[Tensor]:
         made: list[Tensor] = []
@@ -431,6 +438,21 @@ def test_what_was_dropped_is_compiled_again(sharing: str) -> None:
     assert len(seen.compiles) == 3
 
 
+def test_a_program_of_one_call_is_not_compiled_in_the_background() -> None:
+    x = floats(3).to("ltc")
+
+    def compiles(function: Callable[[Tensor], Tensor]) -> int:
+        with settings.scope(backend="torchscript", tiers="background"), observe() as seen:
+            for _ in range(4):
+                function(x)
+                torch_ltc.sync(wait=True)
+            tiers.wait_for_compiles()
+        return len(seen.compiles)
+
+    assert compiles(torch.exp) == 0
+    assert compiles(lambda tensor: tensor.exp().sin()) == 1
+
+
 # ---- failures -------------------------------------------------------------------------------------------------------
 
 
@@ -496,9 +518,9 @@ def test_a_family_that_never_settles_goes_to_the_interpreter_with_one_warning() 
             return made
 
     case = Case("size", lambda n: [floats(n, 3)], lambda x, n: x.exp())
-    with registered(Narrow), settings.scope(backend="narrow", tiers="blocking"), observe() as seen:
-        with pytest.warns(BackendWarning, match="again and again: guard s0 == ") as told:
-            for value in range(4, 40):
-                compare(case, value)
-    assert len(told) == 1
+    told = pytest.warns(BackendWarning, match="again and again: guard s0 == ")
+    with registered(Narrow), settings.scope(backend="narrow", tiers="blocking"), observe() as seen, told as caught:
+        for value in range(4, 40):
+            compare(case, value)
+    assert len(caught) == 1
     assert len(seen.compiles) == 8

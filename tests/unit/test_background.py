@@ -170,6 +170,8 @@ def test_the_process_answers_and_is_ended(process: Elsewhere) -> None:
     assert pid is not None
     assert os.getpgid(pid) == pid != os.getpgid(0)
     assert os.getpriority(os.PRIO_PROCESS, pid) > os.getpriority(os.PRIO_PROCESS, 0)
+    large = process.ask(pickle.dumps(("other versions", b"x" * 3_000_000)))
+    assert "have changed" in large.unable
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(CompilerEnded, match="status -9"):
         process.ask(b"nonsense")

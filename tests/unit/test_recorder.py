@@ -11,8 +11,9 @@ import torch
 import torch_ltc
 from torch_ltc.program import infer as inference
 from torch_ltc.program.instruction import Call, Input
+from torch_ltc.runtime.arguments import freeze, plain_number, storage_groups
 from torch_ltc.runtime.buffer import buffer_of
-from torch_ltc.runtime.recorder import freeze, plain_number, recorder, storage_groups
+from torch_ltc.runtime.recorder import recorder
 
 
 @pytest.fixture(autouse=True)

@@ -33,8 +33,9 @@ from torch_ltc.device.registration import (
 from torch_ltc.device.tensors import make_results, new_tensors
 from torch_ltc.program.infer import CannotInfer
 from torch_ltc.program.operator import DEFAULT, Argument, Kind, Operator
+from torch_ltc.runtime.arguments import freeze
 from torch_ltc.runtime.buffer import Buffer, storage_of
-from torch_ltc.runtime.recorder import freeze, recorder
+from torch_ltc.runtime.recorder import recorder
 
 Kernel = Callable[..., Any]
 

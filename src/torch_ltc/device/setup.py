@@ -10,6 +10,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch_ltc import closures, metrics
 from torch_ltc.config import settings
 from torch_ltc.device.accelerator import install_accelerator_functions
+from torch_ltc.device.default_dtype import install_default_dtype
 from torch_ltc.device.generator import install_generator
 from torch_ltc.device.hook_errors import install_backward
 from torch_ltc.device.kernels import apply_forced_fallback
@@ -51,3 +52,4 @@ def set_up() -> None:
     install_module_moves()
     install_backward()
     install_cross_entropy_options()
+    install_default_dtype()

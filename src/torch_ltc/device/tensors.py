@@ -11,9 +11,10 @@ from torch_ltc.program.instruction import Call, Return, ReturnKind
 from torch_ltc.program.operator import Operator
 from torch_ltc.program.spec import Spec, contiguous_strides, make_spec
 from torch_ltc.program.tree import Node
+from torch_ltc.runtime.arguments import operand_tensors
 from torch_ltc.runtime.buffer import Buffer, attach, buffer_of, new_buffer
 from torch_ltc.runtime.memory import memory
-from torch_ltc.runtime.recorder import operand_tensors, recorder
+from torch_ltc.runtime.recorder import recorder
 
 
 def new_tensor(buffer: Buffer, spec: Spec) -> torch.Tensor:

@@ -15,8 +15,9 @@ from torch_ltc.device.tensors import empty_tensor
 from torch_ltc.program.infer import CannotInfer
 from torch_ltc.program.operator import Operator
 from torch_ltc.program.spec import Spec, contiguous_strides, make_spec, spec_of
+from torch_ltc.runtime.arguments import operand_tensors
 from torch_ltc.runtime.buffer import buffer_of
-from torch_ltc.runtime.recorder import operand_tensors, recorder
+from torch_ltc.runtime.recorder import recorder
 
 aten = torch.ops.aten
 _AS_STRIDED = Operator(aten.as_strided.default)

@@ -102,6 +102,11 @@ def infer(
     return inferred
 
 
+def forget_inferred() -> None:
+    """Forget what came of earlier calls."""
+    _memo.clear()
+
+
 class OperandIndex(int):
     """Stands for a tensor operand inside an argument template."""
 

@@ -87,7 +87,9 @@ def _bias(self: Any, grad_output: Any, rows: Any, call: Caller) -> Any:
     return call(aten.sum.dim_IntList, grad_output, list(range(self.dim() - 1)))
 
 
-def _batched(self: Any, grad_output: Any, weight: Any, output_mask: Sequence[bool], call: Caller) -> Any:
+def _batched(
+    self: Any, grad_output: Any, weight: Any, output_mask: Sequence[bool], call: Caller
+) -> tuple[Any, Any, Any]:
     """An input that would have to be copied, and a weight without a gradient: `matmul` multiplies batch by batch."""
     batch = 1
     for length in self.size()[:-2]:

@@ -24,8 +24,9 @@ _REDUCTIONS = (
     "sort"
 )
 _LAYERS = (
-    "mm bmm addmm addmv baddbmm addbmm mv dot matmul linear linear_backward matmul_backward convolution convolution_backward native_batch_norm "
-    "native_batch_norm_backward native_layer_norm native_layer_norm_backward native_group_norm "
+    "mm bmm addmm addmv baddbmm addbmm mv dot matmul linear linear_backward matmul_backward "
+    "convolution convolution_backward native_batch_norm native_batch_norm_backward native_layer_norm "
+    "native_layer_norm_backward native_group_norm "
     "native_group_norm_backward max_pool2d_with_indices max_pool2d_with_indices_backward avg_pool2d "
     "avg_pool2d_backward _adaptive_avg_pool2d _adaptive_avg_pool2d_backward nll_loss_backward "
     "embedding_dense_backward mse_loss mse_loss_backward native_dropout_backward "

@@ -45,8 +45,10 @@ class Answer:
 
 def write_message(pipe: IO[bytes], message: bytes) -> None:
     """Write one message, its length first."""
-    pipe.write(_LENGTH.pack(len(message)))
-    pipe.write(message)
+    left = memoryview(_LENGTH.pack(len(message)) + message)
+    while left:
+        # A pipe without a buffer takes as much as fits.
+        left = left[pipe.write(left) :]
     pipe.flush()
 
 

@@ -112,6 +112,8 @@ def _start() -> subprocess.Popen[bytes]:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
+            # A buffer has a lock: a process that is forked while a thread waits here could never close its copy.
+            bufsize=0,
             # An interrupt from the terminal is for the user's process alone.
             start_new_session=True,
         )

@@ -1,8 +1,9 @@
 """One worker thread per physical device that runs queued work on it, in order.
 
 Programs, eager fallbacks and reads of what is still queued run here. Work that is queued for one device waits for what
-was queued for another before: it may need its results. A worker's thread-local state is clean: no autocast, no function transforms of the user's thread. It runs below autograd, with grad mode on: the
-state in which eager runs its kernels, some of which ask for it. The queue is bounded.
+was queued for another before: it may need its results. A worker's thread-local state is clean: no autocast, no function
+transforms of the user's thread. It runs below autograd, with grad mode on: the state in which eager runs its kernels,
+some of which ask for it. The queue is bounded.
 """
 
 from __future__ import annotations

@@ -23,8 +23,10 @@ class MemoryCount:
         """Count this buffer, which has just got its data, until it dies."""
         data = buffer.data
         # The same as `size_bytes` in nearly all cases, for a tenth of the time.
-        fits = isinstance(data, torch.Tensor) and buffer.spec.contiguous and not buffer.grown_bytes
-        size_bytes = data.nbytes if fits and data is not None else buffer.size_bytes
+        if isinstance(data, torch.Tensor) and buffer.spec.contiguous and not buffer.grown_bytes:
+            size_bytes = data.nbytes
+        else:
+            size_bytes = buffer.size_bytes
         reference = weakref.ref(buffer, self._release)
         with self._lock:
             self._held[reference] = size_bytes

@@ -194,8 +194,8 @@ class _Builder:
         written = {inputs[update.input] for update in self._program.updates}
         wrong = self._combined()
         returned = tuple(dict.fromkeys(n for n in self._program.outputs if n not in inputs or n in written))
-        # In memory of their own, not in that of an input: the code is called without what PyTorch wraps around it to make
-        # such results views of the input, and the runtime would copy them.
+        # In memory of their own, not in that of an input: the code is called without what PyTorch wraps around it to
+        # make such results views of the input, and the runtime would copy them.
         outputs = [self._apart(number, self._roots[number]) for number in returned]
         values = [self._apart(update.number, written) for update in self._program.updates]
         for update, value in zip(self._program.updates, values, strict=True):

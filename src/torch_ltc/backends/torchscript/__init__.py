@@ -142,13 +142,15 @@ class ScriptComputation(Computation):
                     for number in segment.dead:
                         del values[number]
                     continue
-                given = [values[n] for n in segment.takes]
+                given = [values[n] for n in segment.kept]
+                if segment.moved:
+                    given.append(torch._C.ScriptList([values.pop(n) for n in segment.moved]))
                 given += [arguments.scalars[slot] for slot in segment.scalars]
                 given += [self._symbols[place] for place in segment.symbols]
                 if segment.random:
                     given.append(arguments.generator)
                 for number in segment.dead:
-                    del values[number]
+                    values.pop(number, None)
                 values.update(zip(segment.gives, part.function(*given), strict=True))
         return Outcome([values[n] for n in self._outputs])
 

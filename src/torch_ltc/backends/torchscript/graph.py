@@ -65,9 +65,11 @@ class GraphLowering:
 
     def lower(self) -> Any:
         """The finished graph. Raises `NotTaken` at a call that TorchScript lacks."""
+        calls = self._segment.calls
+        places = lines.of(call.source for call in calls)
+        self._line = places.get((calls[0].source.file, calls[0].source.line)) if calls else None
         self._add_parameters()
-        places = lines.of(call.source for call in self._segment.calls)
-        for call in self._segment.calls:
+        for call in calls:
             self.current = call
             self._line = places.get((call.source.file, call.source.line))
             self._lower_call(call)
@@ -79,8 +81,10 @@ class GraphLowering:
 
     def _add_parameters(self) -> None:
         given = {instruction.number for instruction in self._segment.program.inputs}
-        for number in self._segment.takes:
+        for number in self._segment.kept:
             self._values[number] = self._parameter(f"{'p' if number in given else 'v'}{number}", _TENSOR)
+        if self._segment.moved:
+            self._take_over(self._segment.moved)
         types = self._scalar_types()
         for slot in self._segment.scalars:
             self._scalars[slot] = self._parameter(f"s{slot}", types[slot])
@@ -89,6 +93,15 @@ class GraphLowering:
             self._symbols[name] = self._parameter(f"size_{name}", _SCALAR_TYPES[int])
         if self._segment.random:
             self._generator = self._parameter("generator", _GENERATOR)
+
+    def _take_over(self, moved: tuple[int, ...]) -> None:
+        """Values in a list that is emptied at once: an argument would live until the function returns."""
+        values = self._parameter("moved", torch._C.ListType(_TENSOR))
+        node = self._node("prim::ListUnpack", [values], len(moved))
+        for number, value in zip(moved, _typed_outputs(node, [_TENSOR] * len(moved)), strict=True):
+            value.setDebugName(f"v{number}")
+            self._values[number] = value
+        self._node("aten::clear", [values], 0)
 
     def _parameter(self, name: str, declared: Any) -> Any:
         value = self._graph.addInput(name)

@@ -29,12 +29,16 @@ class Segment:
     dead: tuple[int, ...]
     random: bool
     direct: bool
+    # Of the values it takes those that no one else holds: it frees each after its last use. And the others.
+    moved: tuple[int, ...]
+    kept: tuple[int, ...]
 
 
 def split(program: Program, direct: set[int]) -> list[Segment]:
     """The program in segments short enough for TorchScript, which recurses along chains of calls; calls whose identity
     is in `direct` stand alone."""
     needed = set(program.outputs)
+    given = {instruction.number for instruction in program.inputs}
     places = {symbol.name: place for place, symbol in enumerate(program.symbols)}
     start = len(program.calls)
     segments: list[Segment] = []
@@ -51,7 +55,11 @@ def split(program: Program, direct: set[int]) -> list[Segment]:
         dead = tuple(n for n in takes if n not in needed)
         random = any(call.random for call in chunk)
         alone = bool(chunk) and id(chunk[0]) in direct
-        segments.append(Segment(program, tuple(chunk), start, takes, slots, symbols, gives, dead, random, alone))
+        moved = () if alone else tuple(n for n in dead if n not in given)
+        kept = tuple(n for n in takes if n not in moved)
+        segments.append(
+            Segment(program, tuple(chunk), start, takes, slots, symbols, gives, dead, random, alone, moved, kept)
+        )
         needed = (needed - made) | set(takes)
     segments.reverse()
     return segments

@@ -72,6 +72,10 @@ class System:
         """Begin and end of every compile on the clock `time.perf_counter`, where the system tells."""
         return []
 
+    def is_compiling(self) -> bool:
+        """Whether something is being compiled now, beside the steps."""
+        return False
+
     def steady(self) -> bool:
         """Whether the last step ran as all later ones will, as far as the system can tell."""
         return True
@@ -206,6 +210,10 @@ class Ltc(System):
     def compile_intervals(self) -> list[tuple[float, float]]:
         """As the compile events tell."""
         return list(self._compiles)
+
+    def is_compiling(self) -> bool:
+        """As the device says; its first line is about what is done."""
+        return len(self._ltc.debug.compilations().splitlines()) > 1
 
     def step_began(self) -> None:
         """Forget which programs ran before."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import gc
+import itertools
 import json
 import os
 import re
@@ -53,15 +54,22 @@ class Worker:
     def first(self, steps: int, limit_s: float) -> dict[str, Any]:
         """The first steps, each read and timed by itself; stops early when they take too long."""
         spans: list[tuple[float, float]] = []
+        under_way = [False]
         deadline = time.perf_counter() + limit_s
         while len(spans) < steps and (not spans or time.perf_counter() < deadline):
             began = time.perf_counter()
             self._one_step()
             spans.append((began, time.perf_counter()))
+            under_way.append(self.system.is_compiling())
+        # A compile that has not ended yet is in no interval.
+        beside = [before or after for before, after in itertools.pairwise(under_way)]
         compiling = self.system.compile_intervals()
         return {
             "step_s": [end - begin for begin, end in spans],
-            "compiling": [any(a < end and b > begin for a, b in compiling) for begin, end in spans],
+            "compiling": [
+                other or any(a < end and b > begin for a, b in compiling)
+                for other, (begin, end) in zip(beside, spans, strict=True)
+            ],
             "values": self.values[:5],
             "compiles": self.system.compiles(),
         }

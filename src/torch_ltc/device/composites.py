@@ -14,9 +14,11 @@ import torch
 from torch_ltc.config import settings
 from torch_ltc.device.kernels import Kernel
 from torch_ltc.program.spec import Spec, spec_of
+from torch_ltc.runtime.buffer import physical_device
 
 aten = torch.ops.aten
-_FLASH = 1
+# What `torch._fused_sdp_choice` answers.
+_FLASH, _EFFICIENT, _CUDNN = 1, 2, 3
 _MOST_CHOICES = 10_000
 _choices: dict[Any, int] = {}
 
@@ -25,7 +27,7 @@ def _stand_in(tensor: torch.Tensor | None) -> torch.Tensor | None:
     if tensor is None:
         return None
     spec = spec_of(tensor)
-    made = torch.empty_strided(spec.size, spec.stride, dtype=spec.dtype)
+    made = torch.empty_strided(spec.size, spec.stride, dtype=spec.dtype, device=physical_device())
     return made.requires_grad_(tensor.requires_grad) if tensor.requires_grad else made
 
 
@@ -39,10 +41,12 @@ def _attention_choice(
     scale: float | None,
     enable_gqa: bool,
 ) -> int:
-    """Which attention kernel CPU eager would choose for tensors of this geometry."""
+    """Which attention kernel eager would choose on the physical device for tensors of this geometry."""
     tensors = (query, key, value, mask)
     specs: list[tuple[Spec, bool] | None] = [None if t is None else (spec_of(t), t.requires_grad) for t in tensors]
-    enabled = (torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.math_sdp_enabled(), torch.is_grad_enabled())
+    cuda = torch.backends.cuda
+    chosen = (cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled())
+    enabled = (*chosen, cuda.cudnn_sdp_enabled(), torch.is_grad_enabled(), settings.device_type)
     known = (*specs, dropout_p, is_causal, scale, enable_gqa, enabled)
     choice = _choices.get(known)
     if choice is None:
@@ -70,17 +74,50 @@ def scaled_dot_product_attention(
     mask = attn_mask
     if mask is not None and mask.dtype is torch.bool:
         mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(mask.logical_not(), float("-inf"))
-    if settings.device_type == "cpu":
-        choice = _attention_choice(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa)
-        if choice == _FLASH:
-            fused = aten._scaled_dot_product_flash_attention_for_cpu
-            out: torch.Tensor = fused(query, key, value, dropout_p, is_causal, attn_mask=mask, scale=scale)[0]
-            return out
+    choice = _attention_choice(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa)
+    if settings.device_type == "cuda":
+        fused = _fused_on_cuda(choice, query, key, value, mask, dropout_p, is_causal, scale, enable_gqa)
+        if fused is not None:
+            return fused
+    elif choice == _FLASH:
+        on_cpu = aten._scaled_dot_product_flash_attention_for_cpu
+        out: torch.Tensor = on_cpu(query, key, value, dropout_p, is_causal, attn_mask=mask, scale=scale)[0]
+        return out
     math = aten._scaled_dot_product_attention_math
     result: torch.Tensor = math(
         query, key, value, mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
     )[0]
     return result
+
+
+def _fused_on_cuda(
+    choice: int,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+) -> torch.Tensor | None:
+    """Eager's fused kernel in the cases in which it takes its operands as they are: no mask, which it would pad, no
+    dropout, which draws from CUDA's own generator, and a size that needs no padding."""
+    if mask is not None or dropout_p or enable_gqa or query.size(-1) % 8 or value.size(-1) != query.size(-1):
+        return None
+    with_gradient = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
+    out: torch.Tensor
+    if choice == _FLASH:
+        out = aten._scaled_dot_product_flash_attention(query, key, value, 0.0, is_causal, False, scale=scale)[0]
+    elif choice == _EFFICIENT:
+        efficient = aten._scaled_dot_product_efficient_attention
+        out = efficient(query, key, value, None, with_gradient, 0.0, is_causal, scale=scale)[0]
+    elif choice == _CUDNN:
+        cudnn = aten._scaled_dot_product_cudnn_attention
+        out = cudnn(query, key, value, None, with_gradient, 0.0, is_causal, False, scale=scale)[0]
+    else:
+        return None
+    return out
 
 
 def pack_padded_sequence(

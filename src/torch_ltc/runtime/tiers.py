@@ -274,5 +274,6 @@ def _keep(task: Task, request: Request, lowered: Lowered, data: bytes | None) ->
         except NotPortableError:
             return
     if data is not None:
-        variant = f"{lowered.fixed} {lowered.sizes and lowered.sizes.slots}"
+        # Compiled forms of one skeleton stand beside each other: they differ in constants, symbols or guards.
+        variant = f"{lowered.fixed} {lowered.sizes and lowered.sizes.slots} {lowered.guards}"
         task.store.put(_key(task, request.program, request.sizes is None), variant, data)

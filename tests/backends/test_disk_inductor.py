@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import signal
 import time
@@ -189,4 +190,23 @@ def test_kernels_that_are_loaded_are_those_of_their_program() -> None:
         with seen_events() as seen:
             torch.testing.assert_close(several(held).cpu(), several(x), rtol=1e-4, atol=1e-4)
         assert used(seen) == ["inductor"]
+        torch_ltc.ir_cache.reset()
+
+
+def test_forms_of_one_program_with_other_guards_are_kept_beside_each_other() -> None:
+    for again in (False, True):
+        torch.manual_seed(0)
+        layer = torch.nn.Linear(256, 256)
+        on_device = copy.deepcopy(layer).to("ltc")
+        with seen_events() as seen:
+            # Inductor's code for few elements is another one than for many.
+            for rows in (20, 24, 28, 5, 6, 7):
+                x = torch.randn(rows, 256)
+                loss = on_device(x.to("ltc")).relu().square().mean()
+                loss.backward()
+                torch.testing.assert_close(loss.cpu(), layer(x).relu().square().mean())
+                torch_ltc.wait_for_compiles()
+        compiled, loaded = made(seen)
+        assert len(compiled) == (0 if again else 2)
+        assert loaded >= 2 or not again
         torch_ltc.ir_cache.reset()

@@ -306,8 +306,8 @@ class Backend(abc.ABC):
     # ---- keeping what was compiled
 
     def dump(self, compiled: ProgramFunction | Computation) -> bytes | None:
-        """What `compile` returned, or one of the `functions` of that, as bytes from which `load` makes it again in another
-        process; None if that cannot be done: then nothing is kept on disk."""
+        """What `compile` returned, or one of the `functions` of that, as bytes from which `load` makes it again in
+        another process; None if that cannot be done: then nothing is kept on disk."""
         del compiled
         return None
 

@@ -145,8 +145,8 @@ def _settings(backend: Backend) -> dict[str, str | int | bool]:
     """Programs are compiled as early as can be, and a program that the backend refuses raises."""
     hot = SETTINGS["hot_after"]
     changes: dict[str, str | int | bool] = {"backend": backend.name, "fallback": "allow", "hot_after": hot.minimum or 1}
-    # What is tested is what this process compiles, at the run that is looked at.
-    changes |= {"tiers": "blocking", "cache_dir": "off"}
+    # What is tested is what this process compiles of this very program, at the run that is looked at.
+    changes |= {"tiers": "blocking", "cache_dir": "off", "promotion": False}
     return {**changes, "backend_failure": "error"}
 
 

@@ -210,10 +210,12 @@ def test_a_bias_of_two_dimensions_has_a_gradient() -> None:
         lambda device: F.linear(*(torch.ones(s, device=device) for s in ((2, 3), (4, 3), (5,)))),
         lambda device: torch.ones(2, 3, 4, device=device) @ torch.ones(2, 5, 4, device=device),
         lambda device: torch.ones(2, 3, 4, device=device) @ torch.ones(3, 4, 4, device=device),
+        lambda device: F.linear(torch.ones(2, 3, device=device), torch.ones(4, 3, device=device, dtype=torch.float64)),
+        lambda device: torch.ones(2, 3, 4, device=device) @ torch.ones(2, 4, 4, device=device, dtype=torch.float64),
     ],
-    ids=["sizes", "bias", "inner sizes", "batch sizes"],
+    ids=["sizes", "bias", "inner sizes", "batch sizes", "dtypes", "dtypes of batches"],
 )
-def test_wrong_sizes_raise_what_eager_raises(call: Callable[[str], Tensor]) -> None:
+def test_wrong_operands_raise_what_eager_raises(call: Callable[[str], Tensor]) -> None:
     with pytest.raises(RuntimeError) as eager:
         call("cpu")
     with pytest.raises(RuntimeError) as lazy:

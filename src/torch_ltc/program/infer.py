@@ -46,6 +46,11 @@ _REDUCED_PRECISION = frozenset({"aten::native_layer_norm", "aten::native_group_n
 # Operators whose meta kernel gives results of bool operands another dtype.
 _BOOLEAN = frozenset({"aten::pow", "aten::pow_"})
 
+# Operators whose meta kernel takes operands of several dtypes, which the CPU refuses.
+_PRODUCTS = frozenset(
+    f"aten::{name}" for name in ("mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "linear", "matmul")
+)
+
 # Operators whose meta kernel does not know in which memory format the CPU answers to operands that are not contiguous.
 _CONVOLUTIONS = frozenset({"aten::convolution", "aten::convolution_backward", "aten::convolution_overrideable"})
 
@@ -182,9 +187,11 @@ def _can_stand_in(op: OpOverload, specs: Sequence[Spec]) -> bool:
 def _needs_real_checks(
     op: OpOverload, args: Sequence[object], kwargs: dict[str, object], specs: Sequence[Spec], groups: Sequence[int]
 ) -> bool:
-    """True when eager checks the memory overlap of what is written, which meta kernels do not."""
+    """True when eager checks what meta kernels do not: dtypes of products, memory overlap of what is written."""
     if op.namespace != "aten":
         return False
+    if op._schema.name in _PRODUCTS and any(spec.dtype is not specs[0].dtype for spec in specs):
+        return True
     for position, argument in enumerate(op._schema.arguments):
         if argument.alias_info is None or not argument.alias_info.is_write:
             continue

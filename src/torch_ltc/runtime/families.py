@@ -124,6 +124,19 @@ class Family:
         return None
 
 
+def _own(entry: Entry) -> Family:
+    """The family that a program is alone in. What is known of its numbers, from runs with other backends too, is known
+    there."""
+    own: Family | None = entry.own
+    if own is None:
+        own = entry.own = Family(alone=True)
+        shared: Family | None = entry.family
+        if shared is not None and shared.numbers is not None:
+            own.numbers = list(shared.numbers)
+            own.varying = set(shared.varying)
+    return own
+
+
 class Families:
     """All families. Any thread may ask; a lock keeps them apart."""
 
@@ -149,9 +162,7 @@ class Families:
                 placement = self._place(shared, entry, numbers, backend, hot_after)
                 if placement is not None:
                     return placement
-            if entry.own is None:
-                entry.own = Family(alone=True)
-            placement = self._place(entry.own, entry, numbers, backend, hot_after)
+            placement = self._place(_own(entry), entry, numbers, backend, hot_after)
             assert placement is not None
             return placement
 
@@ -218,9 +229,7 @@ class Families:
 
     def _holder(self, entry: Entry, backend: Backend, alone: bool) -> Family:
         shared = None if alone else self._shared(entry, backend)
-        if shared is None:
-            shared = entry.own = entry.own or Family(alone=True)
-        return shared
+        return _own(entry) if shared is None else shared
 
     def has_file(self, entry: Entry, backend: Backend, path: str, alone: bool) -> bool:
         """True when what is in this file is there already."""

@@ -112,6 +112,8 @@ def test_a_compiler_that_is_killed_is_started_again() -> None:
     assert made(seen) == ([True], 0)
 
 
+# JAX, where another test has loaded it, warns of every fork.
+@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
 def test_a_process_that_is_forked_meanwhile_goes_its_own_way() -> None:
     held = torch.randn(3, 9).to("ltc")
     with seen_events() as seen:

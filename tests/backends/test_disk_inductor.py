@@ -98,14 +98,20 @@ def test_whoever_waits_has_it_compiled_here(mode: str) -> None:
     assert made(seen) == ([], 1)
 
 
+def begin_to_compile(held: torch.Tensor) -> None:
+    """Return when the other process is there."""
+    for _ in range(2):
+        twice(held).cpu()
+    began = time.monotonic()
+    while elsewhere.pid is None and time.monotonic() < began + LONG_S:
+        time.sleep(0.001)
+    assert elsewhere.pid is not None
+
+
 def test_a_compiler_that_is_killed_is_started_again() -> None:
     held = torch.randn(3, 5).to("ltc")
     with seen_events() as seen:
-        for _ in range(2):
-            twice(held).cpu()
-        began = time.monotonic()
-        while elsewhere.pid is None and time.monotonic() < began + LONG_S:
-            time.sleep(0.001)
+        begin_to_compile(held)
         assert elsewhere.pid is not None
         os.kill(elsewhere.pid, signal.SIGKILL)
         torch_ltc.wait_for_compiles()
@@ -117,11 +123,8 @@ def test_a_compiler_that_is_killed_is_started_again() -> None:
 def test_a_process_that_is_forked_meanwhile_goes_its_own_way() -> None:
     held = torch.randn(3, 9).to("ltc")
     with seen_events() as seen:
-        for _ in range(2):
-            twice(held).cpu()
+        begin_to_compile(held)
         began = time.monotonic()
-        while elsewhere.pid is None and time.monotonic() < began + LONG_S:
-            time.sleep(0.001)
         forked = os.fork()
         if forked == 0:
             os._exit(0 if elsewhere.pid is None else 1)

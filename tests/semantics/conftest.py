@@ -8,6 +8,7 @@ import pytest
 
 import torch_ltc
 from tests.semantics.support import BACKENDS, probe
+from tests.support.backends import SymbolicBackend, registered
 from torch_ltc.config import settings
 from torch_ltc.program.instruction import Program
 from torch_ltc.runtime import cache
@@ -29,6 +30,16 @@ def backend(request: pytest.FixtureRequest) -> Iterator[str]:
     with settings.scope(backend=request.param):
         yield request.param
         torch_ltc.sync(wait=True)
+
+
+@pytest.fixture
+def same_backend_afterwards() -> Iterator[None]:
+    """No program is known from before, and the test leaves the backend as it found it."""
+    before = settings.backend
+    torch_ltc.ir_cache.reset()
+    yield
+    torch_ltc.sync(wait=True)
+    assert settings.backend == before
 
 
 @pytest.fixture
@@ -56,3 +67,20 @@ def any_fingerprints(request: pytest.FixtureRequest) -> None:
     """The test runs twice: as things are, and with every fingerprint forced to the same value."""
     if request.param == "equal fingerprints":
         request.getfixturevalue("equal_fingerprints")
+
+
+@pytest.fixture
+def nothing_known() -> Iterator[None]:
+    """No program is known from an earlier test."""
+    torch_ltc.ir_cache.reset()
+    yield
+    torch_ltc.ir_cache.reset()
+
+
+@pytest.fixture(params=["torchscript", "symbolic"])
+def sharing(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Each backend that takes programs which stand for many; none may refuse a program."""
+    backend = SymbolicBackend()
+    with registered(backend), settings.scope(backend=request.param, backend_failure="error", tiers="blocking"):
+        yield request.param
+        torch_ltc.sync(wait=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -28,15 +28,7 @@ from torch_ltc.errors import (
 from torch_ltc.lowering.interface import Backend, Form
 from torch_ltc.program.instruction import Program
 
-DEFAULT = settings.backend
-
-
-@pytest.fixture(autouse=True)
-def same_backend_afterwards() -> Iterator[None]:
-    torch_ltc.ir_cache.reset()
-    yield
-    torch_ltc.sync(wait=True)
-    assert settings.backend == DEFAULT
+pytestmark = pytest.mark.usefixtures("same_backend_afterwards")
 
 
 # ---- failures while compiling

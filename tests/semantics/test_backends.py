@@ -37,15 +37,8 @@ from torch_ltc.lowering.interface import Form
 from torch_ltc.lowering.registry import registry
 from torch_ltc.program.instruction import Program
 
+pytestmark = pytest.mark.usefixtures("same_backend_afterwards")
 DEFAULT = settings.backend
-
-
-@pytest.fixture(autouse=True)
-def same_backend_afterwards() -> Iterator[None]:
-    torch_ltc.ir_cache.reset()
-    yield
-    torch_ltc.sync(wait=True)
-    assert settings.backend == DEFAULT
 
 
 # ---- choosing

@@ -7,6 +7,7 @@ that way here too. On another physical device PyTorch's own composition is kept.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -76,9 +77,11 @@ def scaled_dot_product_attention(
         mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(mask.logical_not(), float("-inf"))
     choice = _attention_choice(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa)
     if settings.device_type == "cuda":
-        fused = _fused_on_cuda(choice, query, key, value, mask, dropout_p, is_causal, scale, enable_gqa)
-        if fused is not None:
-            return fused
+        # The fused kernels would pad a mask and odd sizes, and draw dropout from CUDA's own generator.
+        as_they_are = mask is None and not dropout_p and not enable_gqa
+        if as_they_are and query.size(-1) % 8 == 0 and value.size(-1) == query.size(-1) and choice in _ON_CUDA:
+            on_cuda: torch.Tensor = _ON_CUDA[choice](query, key, value, is_causal, scale)
+            return on_cuda
     elif choice == _FLASH:
         on_cpu = aten._scaled_dot_product_flash_attention_for_cpu
         out: torch.Tensor = on_cpu(query, key, value, dropout_p, is_causal, attn_mask=mask, scale=scale)[0]
@@ -90,34 +93,27 @@ def scaled_dot_product_attention(
     return result
 
 
-def _fused_on_cuda(
-    choice: int,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: torch.Tensor | None,
-    dropout_p: float,
-    is_causal: bool,
-    scale: float | None,
-    enable_gqa: bool,
-) -> torch.Tensor | None:
-    """Eager's fused kernel in the cases in which it takes its operands as they are: no mask, which it would pad, no
-    dropout, which draws from CUDA's own generator, and a size that needs no padding."""
-    if mask is not None or dropout_p or enable_gqa or query.size(-1) % 8 or value.size(-1) != query.size(-1):
-        return None
-    with_gradient = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
-    out: torch.Tensor
-    if choice == _FLASH:
-        out = aten._scaled_dot_product_flash_attention(query, key, value, 0.0, is_causal, False, scale=scale)[0]
-    elif choice == _EFFICIENT:
-        efficient = aten._scaled_dot_product_efficient_attention
-        out = efficient(query, key, value, None, with_gradient, 0.0, is_causal, scale=scale)[0]
-    elif choice == _CUDNN:
-        cudnn = aten._scaled_dot_product_cudnn_attention
-        out = cudnn(query, key, value, None, with_gradient, 0.0, is_causal, False, scale=scale)[0]
-    else:
-        return None
-    return out
+def _needs_gradient(*tensors: torch.Tensor) -> bool:
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+
+
+def _flash(query: Any, key: Any, value: Any, is_causal: bool, scale: float | None) -> Any:
+    return aten._scaled_dot_product_flash_attention(query, key, value, 0.0, is_causal, False, scale=scale)[0]
+
+
+def _efficient(query: Any, key: Any, value: Any, is_causal: bool, scale: float | None) -> Any:
+    graph = _needs_gradient(query, key, value)
+    fused = aten._scaled_dot_product_efficient_attention
+    return fused(query, key, value, None, graph, 0.0, is_causal, scale=scale)[0]
+
+
+def _cudnn(query: Any, key: Any, value: Any, is_causal: bool, scale: float | None) -> Any:
+    graph = _needs_gradient(query, key, value)
+    fused = aten._scaled_dot_product_cudnn_attention
+    return fused(query, key, value, None, graph, 0.0, is_causal, False, scale=scale)[0]
+
+
+_ON_CUDA: dict[int, Callable[..., Any]] = {_FLASH: _flash, _EFFICIENT: _efficient, _CUDNN: _cudnn}
 
 
 def pack_padded_sequence(

@@ -236,6 +236,43 @@ SETTINGS: Mapping[str, Setting] = {
             minimum=1,
         ),
         Setting(
+            "recompiles",
+            "warn",
+            "LTC_RECOMPILES",
+            "What to do from the third compilation for one site on: 'allow' it, 'warn', or raise an 'error'.",
+            choices=("allow", "warn", "error"),
+        ),
+        Setting(
+            "tensor_repr",
+            "values",
+            "LTC_TENSOR_REPR",
+            "What repr and print show of a tensor that is not computed yet: its 'values', which syncs, or 'pending', "
+            "which does not.",
+            choices=("values", "pending"),
+        ),
+        Setting(
+            "check",
+            "off",
+            "LTC_CHECK",
+            "What is checked after each run of a program: 'nan' finds the first operation that makes a NaN or an "
+            "infinity, 'validate' compares what a backend computed with the interpreter, 'all' does both, or 'off'.",
+            choices=("off", "nan", "validate", "all"),
+        ),
+        Setting(
+            "repro_dir",
+            "",
+            "LTC_REPRO_DIR",
+            "A folder in which a script that repeats the failure is written for every program that fails to compile or "
+            "to run; empty for none.",
+        ),
+        Setting(
+            "report",
+            "",
+            "LTC_REPORT",
+            "A file that is written when the process ends: the report as a page, or, if its name ends in '.json', the "
+            "recording that a report can be made from; empty for none.",
+        ),
+        Setting(
             "save_tensors_file",
             "",
             "LTC_SAVE_TENSORS_FILE",
@@ -275,6 +312,11 @@ class Settings:
     cache_bytes: int
     queue_bound: int
     closure_queue_bound: int
+    recompiles: Literal["allow", "warn", "error"]
+    tensor_repr: Literal["values", "pending"]
+    check: Literal["off", "nan", "validate", "all"]
+    repro_dir: str
+    report: str
     save_tensors_file: str
     save_tensors_format: Literal["text", "dot", "backend"]
 

@@ -177,6 +177,39 @@ class ClosureError(LtcError):
         self.exceptions = tuple(exceptions)
 
 
+class RecompileError(LtcError):
+    """A program was compiled again and again, which the setting `recompiles` forbids.
+
+    When: `recompiles` is "error", at the sync or read after the third compilation for one site. What to do: the message
+    says what changed and what to do about it, `torch_ltc.explain()` says more; nothing is lost, the program has run.
+    """
+
+
+class SyncForbiddenError(LtcError):
+    """Something would have synced inside `with torch_ltc.no_sync():`.
+
+    When: at the line that reads a value, runs an operation eagerly, ends a step or reaches the bound of the pending
+    program. Nothing was synced. What to do: move that line out of the block, log with `torch_ltc.async_item`, or allow
+    it there with `with torch_ltc.allow_sync():`.
+    """
+
+
+class ValidationError(BackendError):
+    """A backend computed something else than the interpreter, beyond the tolerance for the dtype.
+
+    When: the setting `check` is "validate" or "all", at the sync or read after such a program. The first call
+    that differs is named. What to do: report it with what `torch_ltc.debug.dump_repro` writes; the interpreter's results were kept.
+    """
+
+
+class RecordingError(LtcError, ValueError):
+    """A file is no recording of a run, or one of another version.
+
+    When: `python -m torch_ltc report`, `doctor`, `explain` or `dump` read a file. What to do: write it again with
+    `python -m torch_ltc run SCRIPT`, or by setting LTC_REPORT to its name.
+    """
+
+
 class LtcWarning(UserWarning):
     """Base of every warning of the package.
 
@@ -205,4 +238,22 @@ class ListenerWarning(LtcWarning):
 
     When: at the first event for which it did; the listener stays subscribed and its later failures are silent. What
     to do: correct the listener. Recording and syncing are not affected.
+    """
+
+
+class RecompileWarning(LtcWarning):
+    """Programs of one site are compiled again and again.
+
+    When: `recompiles` is "warn", from the third compilation for one site on; the message says what changed and where,
+    under a stable id. What to do: what the message says; `torch_ltc.explain()` says more.
+    """
+
+
+class NonFiniteWarning(LtcWarning):
+    """An operation made a NaN or an infinity out of finite numbers.
+
+    When: the setting `check` is "nan" or "all", at the sync or read after the program in which it happened; once per
+    operation and line. The operation is the first such one of its program; the ranges of its inputs and the line that
+    recorded it are named. What to do: look at that line; `warnings.simplefilter("error", NonFiniteWarning)` makes it an
+    error. The results of the program are as they would be without the check.
     """

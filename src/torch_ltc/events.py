@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import TypeAlias
 
 from torch_ltc.errors import ListenerWarning
+from torch_ltc.source import Source
 
 __all__ = [
     "KINDS",
@@ -28,6 +29,7 @@ __all__ = [
     "RefusalEvent",
     "SyncEvent",
     "SyncReason",
+    "UploadEvent",
     "emit",
     "has_listeners",
     "subscribe",
@@ -51,7 +53,8 @@ class SyncEvent:
     """A pending program was cut and queued.
 
     `program` identifies the program among all that were cut, `known` says that it was in the cache, `record_s` is
-    the wall time since its first operation was recorded, and `source` the user's line that caused the sync.
+    the wall time since its first operation was recorded, `source` the user's line that caused the sync, and
+    `duration_s` the time that the sync took of the user's thread, waiting for room in the queue included.
     """
 
     reason: SyncReason
@@ -61,7 +64,8 @@ class SyncEvent:
     program: int
     known: bool
     record_s: float
-    source: str | None
+    source: Source | None
+    duration_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +73,7 @@ class CompileEvent:
     """A backend compiled a program; the event comes when that is done.
 
     `reason` says why it was compiled again, when something that was compiled before did not fit; `elsewhere` that it
-    happened in another process.
+    happened in another process; `promoted` which integers and numbers of the program have become run-time inputs.
     """
 
     program: int
@@ -77,6 +81,7 @@ class CompileEvent:
     duration_s: float
     reason: str = ""
     elsewhere: bool = False
+    promoted: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,18 +120,28 @@ class FallbackEvent:
 
     op: str
     reason: str
-    source: str | None
+    source: Source | None
     duration_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class ReadEvent:
-    """A value left the device; `reason` is the kind of read ("item", "copy"), the duration includes waiting."""
+    """A value left the device; `reason` is the kind of read ("item", "copy", "print"), the duration includes waiting
+    for the program that computes it, which took `wait_s`."""
 
     reason: str
     size_bytes: int
     duration_s: float
-    source: str | None
+    source: Source | None
+    wait_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class UploadEvent:
+    """A tensor of another device was copied to this one."""
+
+    size_bytes: int
+    duration_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +169,7 @@ Event: TypeAlias = (
     | ExecuteEvent
     | FallbackEvent
     | ReadEvent
+    | UploadEvent
     | MismatchEvent
     | PruneEvent
 )
@@ -167,6 +183,7 @@ KINDS: tuple[type, ...] = (
     RefusalEvent,
     FallbackEvent,
     ReadEvent,
+    UploadEvent,
     MismatchEvent,
     PruneEvent,
 )

@@ -56,7 +56,7 @@ def run_eagerly(operator: Operator, values: tuple[Any, ...], reason: str) -> Any
         )
     began = time.perf_counter()
     result = _run(operator, values)
-    emit(FallbackEvent(operator.name, reason, str(source), time.perf_counter() - began))
+    emit(FallbackEvent(operator.name, reason, source, time.perf_counter() - began))
     return result
 
 

@@ -8,34 +8,18 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass
 from types import CodeType, FrameType
 
 import torch
+
+from torch_ltc.source import UNKNOWN, Source
+
+__all__ = ["UNKNOWN", "Source", "current_source", "is_user_file"]
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _SKIPPED = (_PACKAGE, _TORCH, "<torch_ltc", "<frozen", "<eval_with_key>")
 _ENGINE = "_engine_run_backward"
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """A line of user code; with `backward`, the one that called backward."""
-
-    file: str
-    line: int
-    function: str
-    backward: bool = False
-
-    def __str__(self) -> str:
-        if not self.file:
-            return "an unknown line"
-        text = f"{self.file}:{self.line} in {self.function}"
-        return f"{text} (in its backward)" if self.backward else text
-
-
-UNKNOWN = Source("", 0, "")
 
 
 # Whether a file is the user's, and lines that were found before, each by place in its code. The code is kept with them:

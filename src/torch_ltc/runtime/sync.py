@@ -84,11 +84,12 @@ def pending_entry(outputs: list[Buffer]) -> tuple[Entry, bool]:
 
 def cut(reason: SyncReason) -> None:
     """Queue the pending program, if there is one, and begin the next."""
+    began = time.perf_counter()
     _make_room()
     with recorder.lock:
         if recorder.empty:
             return
-        record_s = time.perf_counter() - recorder.started
+        record_s = began - recorder.started
         outputs = live_outputs()
         entry, known = pending_entry(outputs)
         inputs, scalars, lines = recorder.inputs, recorder.scalars, recorder.lines
@@ -102,15 +103,16 @@ def cut(reason: SyncReason) -> None:
             buffer.views = None
             buffer.job = job
     # Last: what listeners record or read belongs to the next program.
-    _tell(entry, reason, known, len(outputs), record_s)
+    _tell(entry, reason, known, len(outputs), record_s, began)
 
 
-def _tell(entry: Entry, reason: SyncReason, known: bool, outputs: int, record_s: float) -> None:
+def _tell(entry: Entry, reason: SyncReason, known: bool, outputs: int, record_s: float, began: float) -> None:
     if has_listeners(SyncEvent):
         program = entry.program
-        source = None if known else str(current_source(2))
+        source = current_source(2)
         size = len(program.instructions)
-        emit(SyncEvent(reason, size, len(program.inputs), outputs, program.identity, known, record_s, source))
+        took_s = time.perf_counter() - began
+        emit(SyncEvent(reason, size, len(program.inputs), outputs, program.identity, known, record_s, source, took_s))
     for listener in synced_programs:
         listener(entry)
 
@@ -239,7 +241,7 @@ def read_buffer(buffer: Buffer, spec: Spec, use: Callable[[torch.Tensor], Result
     executor.raise_reported()
     executor.warn_noted()
     if has_listeners(ReadEvent):
-        source = str(current_source())
+        source = current_source()
         emit(ReadEvent(what, spec.numel * spec.dtype.itemsize, time.perf_counter() - began, source))
     return result
 

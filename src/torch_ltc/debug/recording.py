@@ -1,0 +1,247 @@
+"""A recording: what is known of one run, as plain values that JSON takes.
+
+The report, the doctor, `explain` and the command line read recordings and nothing else, so that what they say of a
+process that is running they also say of one that has ended. `history` makes recordings.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from typing import Any, get_args, get_origin, get_type_hints
+
+from torch_ltc.errors import RecordingError
+from torch_ltc.source import Source
+
+# Raised whenever a field changes its meaning; a file of another version is refused.
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of a program's text, with where it was recorded."""
+
+    text: str
+    source: Source
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Why a program was new, or was compiled again.
+
+    `code` is the stable message id, as "LTC104", which docs/debugging.md has a paragraph about; `cause` its short
+    name, as "size". `nearest` is the known program that it resembles most (0: none), `difference` the first thing in
+    which it differs from that, `source` the user's line there, `promoted` what has become a run-time input, `advice`
+    what to change.
+    """
+
+    program: int
+    code: str
+    cause: str
+    nearest: int
+    difference: str
+    source: Source
+    promoted: str = ""
+    advice: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramRow:
+    """A program: how often it was synced and run, what that cost, and its text (empty when it was dropped)."""
+
+    identity: int
+    calls: int
+    inputs: int
+    outputs: int
+    # Where and why it was synced first, and the line of its first call.
+    site: Source
+    reason: str
+    first: Source
+    syncs: int
+    runs: int
+    # Runs in the interpreter, among `runs`; failed ones; the backend that it runs on now.
+    interpreted: int
+    failed: int
+    backend: str
+    compiles: int
+    loads: int
+    record_s: float
+    compile_s: float
+    run_s: float
+    # Error text of the backend that could not compile or run it.
+    refused: str
+    lines: tuple[Line, ...]
+    explanation: Explanation | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A stretch of time on one lane: kind "record", "sync", "compile", "load", "run", "wait", "copy" (off the device),
+    "upload" or "fallback". `begin_s` counts from the start of the recording. `step` counts the syncs that end a step.
+    Lanes: "user" (all threads of the program), "worker", "compiler"."""
+
+    kind: str
+    lane: str
+    begin_s: float
+    duration_s: float
+    step: int
+    program: int = 0
+    label: str = ""
+    size_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SyncRow:
+    """One line of the sync ledger: all syncs or reads with one reason at one line of the user's.
+
+    `kind` is "sync" for a cut of the pending program, "read" for a value that left the device (`reason` is then "item",
+    "copy", "print"). `steps` counts the steps in which it happened. `wait_s` is the time that the user's thread stood
+    still; `size_bytes` what was copied.
+    """
+
+    source: Source
+    kind: str
+    reason: str
+    count: int
+    steps: int
+    wait_s: float
+    size_bytes: int
+    programs: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FallbackRow:
+    """All eager runs of one operator at one line."""
+
+    op: str
+    reason: str
+    source: Source
+    count: int
+    total_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class CompileRow:
+    """One compilation or load. `number` counts the compilations at the site, 1 for the first."""
+
+    program: int
+    backend: str
+    begin_s: float
+    duration_s: float
+    step: int
+    number: int
+    loaded: bool
+    elsewhere: bool
+    explanation: Explanation
+
+
+@dataclass(frozen=True, slots=True)
+class BufferRow:
+    """Live buffers that were made at one line: for the question what holds the memory."""
+
+    source: Source
+    op: str
+    count: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes that the device's buffers hold: now, at most, and over time as (seconds, bytes); the largest groups of live
+    buffers; what the physical device itself says."""
+
+    current_bytes: int = 0
+    peak_bytes: int = 0
+    samples: tuple[tuple[float, int], ...] = ()
+    largest: tuple[BufferRow, ...] = ()
+    physical: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class SettingRow:
+    """A setting, its value as text, and where that came from: "default", "env" or "code"."""
+
+    name: str
+    value: str
+    origin: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What the doctor found. `severity` is "error", "warning" or "hint"; `evidence` has the figures; `fix` what to do;
+    `cost_s` an estimate of the time lost, 0 when unknown. `rule` is the rule's name, `code` its stable message id."""
+
+    rule: str
+    code: str
+    severity: str
+    title: str
+    evidence: str
+    source: Source
+    fix: str
+    cost_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """Everything. `started` is local time in ISO form; `dropped_spans` and `dropped_programs` count what was too old to
+    be kept; figures in rows count all of the run all the same."""
+
+    command: tuple[str, ...]
+    started: str
+    duration_s: float
+    steps: int
+    versions: Mapping[str, str]
+    settings: tuple[SettingRow, ...]
+    programs: tuple[ProgramRow, ...]
+    spans: tuple[Span, ...]
+    syncs: tuple[SyncRow, ...]
+    fallbacks: tuple[FallbackRow, ...]
+    compiles: tuple[CompileRow, ...]
+    memory: Memory
+    metrics: Mapping[str, Any]
+    dropped_spans: int = 0
+    dropped_programs: int = 0
+    format: int = FORMAT
+
+    def to_json(self) -> str:
+        """The recording as text that `from_json` reads."""
+        return json.dumps(asdict(self), separators=(",", ":"))
+
+
+def from_json(text: str, name: str = "the recording") -> Recording:
+    """The recording in this text; `name` is what messages call it. Raises RecordingError when it is none."""
+    try:
+        data = json.loads(text)
+    except ValueError as error:
+        raise RecordingError(f"{name} is not JSON: {error}", hint=_HINT) from error
+    if not isinstance(data, dict) or "format" not in data:
+        raise RecordingError(f"{name} is no recording of torch_ltc", hint=_HINT)
+    if data["format"] != FORMAT:
+        raise RecordingError(f"{name} has format {data['format']}, this version reads {FORMAT}", hint=_HINT)
+    try:
+        made: Recording = _read(Recording, data)
+    except (TypeError, KeyError, ValueError) as error:
+        raise RecordingError(f"{name} is damaged: {error}", hint=_HINT) from error
+    return made
+
+
+_HINT = "write it again, with `python -m torch_ltc run SCRIPT` or LTC_REPORT=FILE.json"
+
+
+def _read(kind: Any, value: Any) -> Any:
+    """`value`, as JSON gives it, as an object of type `kind`."""
+    if is_dataclass(kind):
+        hints = get_type_hints(kind)
+        known = {item.name for item in fields(kind)}
+        if not isinstance(value, dict):
+            raise TypeError(f"expected {kind}, got {value!r:.60}")
+        return kind(**{name: _read(hints[name], part) for name, part in value.items() if name in known})  # type: ignore[operator]
+    parts = get_args(kind)
+    if get_origin(kind) is tuple:
+        if len(parts) == 2 and parts[1] is Ellipsis:
+            return tuple(_read(parts[0], item) for item in value)
+        return tuple(_read(part, item) for part, item in zip(parts, value, strict=True))
+    if type(None) in parts:
+        return None if value is None else _read(parts[0], value)
+    return value

@@ -2,6 +2,7 @@
 #
 #   make demo          train the example on the lazy device
 #   make test          run the tests, the slow ones left out
+#   make test-browser  open reports in headless Chromium, which must be on the PATH
 #   make test-backends run the tests of Inductor and XLA too, which compile for minutes
 #   make conformance   run the conformance suite on a backend: BACKEND=inductor
 #   make check         formatting, lint, types, architecture, documentation
@@ -11,6 +12,7 @@
 #   make bench-quick   a short form of it, under five minutes
 #   make bench-gpu     the same on a CUDA device
 #   make docs          write the generated pages of docs/ anew
+#   make screenshots   make the pictures of the report in docs/ anew
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
@@ -21,14 +23,22 @@ CONSTRAINTS := requirements/constraints.txt
 # Build requirements are in the environment already: an isolated build would download its own.
 INSTALL := $(PIP) install --no-build-isolation --constraint $(CONSTRAINTS)
 
-.PHONY: demo test test-backends conformance check ops bench-trace bench bench-quick bench-gpu docs clean
+.PHONY: demo test test-browser screenshots test-backends conformance check ops bench-trace bench bench-quick bench-gpu docs clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/installed-demo
 	$(RUN) examples/digits.py
 
 test: $(VENV)/installed-test
-	$(RUN) -m pytest -m "not slow and not compilers" --durations=10 $(ARGS)
+	$(RUN) -m pytest -m "not slow and not compilers and not browser" --durations=10 $(ARGS)
+
+test-browser: $(VENV)/installed-browser
+	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null || \
+		{ echo "no Chromium on the PATH; install it, on Debian and Ubuntu: apt-get install chromium"; exit 2; }
+	$(RUN) -m pytest -m browser tests/browser $(ARGS)
+
+screenshots: $(VENV)/installed-browser
+	$(RUN) -m tests.browser.screenshots
 
 test-backends: $(VENV)/installed-backends
 	$(RUN) -m pytest -m "not slow" --durations=10 tests/backends tests/conformance tests/semantics/test_backends.py $(ARGS)
@@ -76,4 +86,4 @@ $(VENV)/installed-%: $(VENV)/installed-torch pyproject.toml
 	touch $@
 
 .PRECIOUS: $(VENV)/installed-torch $(VENV)/installed-demo $(VENV)/installed-test $(VENV)/installed-check \
-	$(VENV)/installed-backends
+	$(VENV)/installed-backends $(VENV)/installed-browser

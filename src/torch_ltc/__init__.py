@@ -30,29 +30,37 @@ from torch_ltc.backends.interpreter import InterpreterBackend as _InterpreterBac
 from torch_ltc.backends.null import NullBackend as _NullBackend
 from torch_ltc.backends.torchscript import TorchScriptBackend as _TorchScriptBackend
 from torch_ltc.closures import add_step_closure, run_step_closures
+from torch_ltc.debug.explain import explain
 from torch_ltc.device.setup import set_up as _set_up
 from torch_ltc.extract_compiled_graph import extract_compiled_graph
 from torch_ltc.lowering.interface import Backend, Form
 from torch_ltc.lowering.registry import registry as _registry
+from torch_ltc.runtime.async_item import AsyncItem, async_item
+from torch_ltc.runtime.permission import allow_sync, no_sync
 
 __version__ = "0.1.0"
 
 __all__ = [
     "__version__",
+    "AsyncItem",
     "Backend",
     "Form",
     "add_step_closure",
+    "allow_sync",
+    "async_item",
     "closures",
     "computation",
     "config",
     "debug",
     "errors",
     "events",
+    "explain",
     "extract_compiled_graph",
     "get_tensor_id",
     "ir_cache",
     "mark_step",
     "metrics",
+    "no_sync",
     "register_backend",
     "run_step_closures",
     "save",

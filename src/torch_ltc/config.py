@@ -23,6 +23,7 @@ __all__ = [
     "foreign_variable",
     "forced_fallback_ops",
     "get_force_fallback",
+    "own_variables",
     "set_force_fallback",
     "set_reuse_ir",
     "settings",
@@ -434,6 +435,11 @@ def cache_folder() -> str:
 def foreign_variable(name: str) -> str:
     """A variable of another package's; empty when it is not set."""
     return os.environ.get(name, "")
+
+
+def own_variables() -> dict[str, str]:
+    """Every variable that begins as ours do, whether a setting has it or not."""
+    return {name: os.environ[name] for name in sorted(os.environ) if name.startswith("LTC_")}
 
 
 @lru_cache(maxsize=16)

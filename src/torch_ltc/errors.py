@@ -198,7 +198,8 @@ class ValidationError(BackendError):
     """A backend computed something else than the interpreter, beyond the tolerance for the dtype.
 
     When: the setting `check` is "validate" or "all", at the sync or read after such a program. The first call
-    that differs is named. What to do: report it with what `torch_ltc.debug.dump_repro` writes; the interpreter's results were kept.
+    that differs is named. What to do: report it with what `torch_ltc.debug.dump_repro` writes; the interpreter's
+    results were kept.
     """
 
 

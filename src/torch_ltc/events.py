@@ -72,8 +72,9 @@ class SyncEvent:
 class CompileEvent:
     """A backend compiled a program; the event comes when that is done.
 
-    `reason` says why it was compiled again, when something that was compiled before did not fit; `elsewhere` that it
-    happened in another process; `promoted` which integers and numbers of the program have become run-time inputs.
+    `reason` says why it was compiled again, when something that was compiled before did not fit, with the user's line
+    (`source`) and the short name of the `cause`; `elsewhere` that it happened in another process; `promoted` which
+    integers and numbers of the program have become run-time inputs.
     """
 
     program: int
@@ -82,6 +83,8 @@ class CompileEvent:
     reason: str = ""
     elsewhere: bool = False
     promoted: str = ""
+    cause: str = ""
+    source: Source | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,39 +4,50 @@ Owns every figure that is counted over the life of the process. It listens to `e
 carries is counted through `count`, `count_ops` and `sample`. All functions may be called from any thread.
 """
 
+import json
 import math
+import re
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Literal, TypeAlias
 
 from torch_ltc import events
 from torch_ltc.events import (
     CompileEvent,
-    Event,
     ExecuteEvent,
     FallbackEvent,
     LoadEvent,
     MismatchEvent,
     PruneEvent,
     ReadEvent,
+    RefusalEvent,
     SyncEvent,
     SyncReason,
+    UploadEvent,
 )
 
 __all__ = [
     "COUNTERS",
     "METRICS",
+    "Block",
     "count",
     "count_ops",
     "counter_names",
     "counter_value",
     "metric_names",
     "metrics_report",
+    "on_reset",
+    "recorded",
     "reset",
     "sample",
     "snapshot",
+    "to_json",
+    "to_prometheus",
 ]
 
 Unit: TypeAlias = Literal["ns", "bytes", ""]
@@ -51,18 +62,32 @@ COUNTERS: Mapping[str, str] = {
     "TreePruned": "Times that the prefix tree reached its bound and was pruned.",
     "Compile": "Programs that a backend compiled.",
     "CompileLoaded": "Programs whose compiled form was loaded from disk, where an earlier process had put it.",
+    "CompileNotOnDisk": "Programs that had to be compiled because the disk cache, which was on, did not have them.",
+    "CompileRefused": "Programs that a backend could not compile or run, which the interpreter runs instead.",
     "ExecuteFailed": "Programs of which an operation failed when they ran.",
     "MetaMismatch": "Results whose layout was not the one that the meta kernel had promised.",
+    "Execute::<backend>": "Runs of programs, by what ran them.",
     "aten::<op>": "Times that the operation ran eagerly instead of being recorded; with overload: aten::index.Tensor.",
     "lazy::<op>": "Times that the operation was part of a synced program.",
 }
 METRICS: Mapping[str, tuple[Unit, str]] = {
     "TensorsGraphSize": ("", "Instructions of a synced program."),
     "RecordTime": ("ns", "Wall time from the first operation of a program to its sync."),
+    "SyncTime::<reason>": (
+        "ns",
+        "Time that a sync took of the thread that asked for it, waiting for room in the queue included, by its reason: "
+        + ", ".join(reason.name.lower() for reason in SyncReason)
+        + ".",
+    ),
     "CompileTime": ("ns", "Time that a backend took to compile a program."),
     "LoadTime": ("ns", "Time that it took to load the compiled form of a program from disk."),
     "ExecuteTime": ("ns", "Time that a program took to run."),
     "ReadTime": ("ns", "Time that a read took, waiting included."),
+    "WaitTime": ("ns", "Time that a read waited for the program that computes the value."),
+    "FallbackTime": ("ns", "Time that an operation took which ran eagerly, waiting for what it needs included."),
+    "UploadTime": ("ns", "Time that it took to copy a tensor to the device."),
+    "InboundData": ("bytes", "Bytes that a read copied off the device."),
+    "OutboundData": ("bytes", "Bytes that were copied to the device at once."),
 }
 
 _PERCENTILES = (0.01, 0.05, 0.1, 0.2, 0.5, 0.8, 0.9, 0.95, 0.99)
@@ -98,9 +123,7 @@ class _Metric:
 
     def percentiles(self) -> dict[str, float]:
         """The kept samples at each percentile: real samples, none interpolated."""
-        ordered = sorted(value for _, value in self.samples)
-        last = len(ordered) - 1
-        return {f"{share * 100:g}%": ordered[min(last, int(share * len(ordered)))] for share in _PERCENTILES}
+        return {f"{share * 100:g}%": value for share, value in _quantiles(self.samples).items()}
 
     def report(self) -> Iterable[str]:
         yield f"  TotalSamples: {self.total}"
@@ -121,16 +144,42 @@ class _Metric:
             "percentiles": self.percentiles(),
         }
 
+    def since(self, total: int, accumulator: float) -> dict[str, Any]:
+        """As `snapshot`, of the samples after the first `total`, which summed up to `accumulator`."""
+        kept = islice(self.samples, max(0, len(self.samples) - (self.total - total)), None)
+        return {
+            "unit": self.unit,
+            "total_samples": self.total - total,
+            "accumulator": self.accumulator - accumulator,
+            "percentiles": {f"{share * 100:g}%": value for share, value in _quantiles(kept).items()},
+        }
+
+
+def _quantiles(samples: Iterable[tuple[int, float]]) -> dict[float, float]:
+    ordered = sorted(value for _, value in samples)
+    last = len(ordered) - 1
+    return {share: ordered[min(last, int(share * len(ordered)))] for share in _PERCENTILES} if ordered else {}
+
+
+@dataclass(slots=True)
+class Block:
+    """What a `with recorded()` block counted, filled when the block ends; the values are those of `snapshot`."""
+
+    counters: dict[str, int] = field(default_factory=dict)
+    metrics: dict[str, dict[str, Any]] = field(default_factory=dict)
+
 
 _lock = threading.Lock()
 _counters: dict[str, int] = {}
 _metrics: dict[str, _Metric] = {}
+_resets = 0
+_on_reset: list[Callable[[], None]] = []
 
 
 def count(name: str, n: int = 1) -> None:
     """Add `n` to the counter `name`."""
     with _lock:
-        _counters[name] = _counters.get(name, 0) + n
+        _count(name, n)
 
 
 def count_ops(ops: Mapping[str, int]) -> None:
@@ -166,10 +215,49 @@ def metric_names() -> list[str]:
 
 
 def reset() -> None:
-    """Forget all counts and samples."""
+    """Forget all counts and samples, and what other modules have counted but not handed over yet (`on_reset`).
+
+    A program that is queued but has not run is counted afterwards: call `torch_ltc.wait_device_ops()` first.
+    """
+    global _resets
     with _lock:
+        _resets += 1
         _counters.clear()
         _metrics.clear()
+    for forget in tuple(_on_reset):
+        forget()
+
+
+def on_reset(forget: Callable[[], None]) -> None:
+    """Have `forget` called by every `reset`: for a module that counts by itself and hands over its counts later."""
+    _on_reset.append(forget)
+
+
+@contextmanager
+def recorded() -> Iterator[Block]:
+    """`with recorded() as block:` gives what was counted while the block ran, by all threads.
+
+    A program that is queued at the end of the block is not in it: call `torch_ltc.wait_device_ops()` inside. After a
+    `reset` in the block, what was counted since then. Percentiles are those of the block's latest 1024 samples.
+    """
+    block = Block()
+    with _lock:
+        resets = _resets
+        counters = dict(_counters)
+        totals = {name: (metric.total, metric.accumulator) for name, metric in _metrics.items()}
+    try:
+        yield block
+    finally:
+        with _lock:
+            if resets != _resets:
+                counters, totals = {}, {}
+            for name, value in sorted(_counters.items()):
+                if value != counters.get(name, 0):
+                    block.counters[name] = value - counters.get(name, 0)
+            for name, metric in sorted(_metrics.items()):
+                total, accumulator = totals.get(name, (0, 0.0))
+                if metric.total != total:
+                    block.metrics[name] = metric.since(total, accumulator)
 
 
 def metrics_report() -> str:
@@ -192,6 +280,10 @@ def snapshot() -> dict[str, dict[str, Any]]:
             "counters": {name: value for name, value in sorted(_counters.items()) if value},
             "metrics": {name: _metrics[name].snapshot() for name in sorted(_metrics)},
         }
+
+
+def _count(name: str, n: int = 1) -> None:
+    _counters[name] = _counters.get(name, 0) + n
 
 
 def _sample(name: str, value: float, unit: Unit) -> None:
@@ -226,42 +318,177 @@ def _format_bytes(value: float) -> str:
     return f"{value / 1024**power:.2f}{suffixes[power]}"
 
 
-def _on_event(event: Event) -> None:
-    match event:
-        case SyncEvent():
-            _on_sync(event)
-        case CompileEvent(duration_s=duration_s):
-            count("Compile")
-            sample("CompileTime", duration_s * _NS_PER_S, "ns")
-        case LoadEvent(duration_s=duration_s):
-            count("CompileLoaded")
-            sample("LoadTime", duration_s * _NS_PER_S, "ns")
-        case ExecuteEvent(duration_s=duration_s, failed=failed):
-            count("ExecuteFailed", int(failed))
-            sample("ExecuteTime", duration_s * _NS_PER_S, "ns")
-        case FallbackEvent(op=op):
-            count(op)
-        case ReadEvent(duration_s=duration_s):
-            sample("ReadTime", duration_s * _NS_PER_S, "ns")
-        case MismatchEvent():
-            count("MetaMismatch")
-        case PruneEvent():
-            count("TreePruned")
+# ---- for monitoring systems ----------------------------------------------------------------------------------------
+
+# A name with a part after "::" is one label of a family that all such names share. For each pattern of the tables: the
+# name of the label, and of the family.
+_LABELS: Mapping[str, tuple[str, str]] = {
+    "Execute::<backend>": ("backend", "execute"),
+    "SyncTime::<reason>": ("reason", "sync_time"),
+    "lazy::<op>": ("op", "recorded_ops"),
+    "aten::<op>": ("op", "fallback_ops"),
+}
+_UNIT_SUFFIXES: Mapping[Unit, str] = {"ns": "_seconds", "bytes": "_bytes", "": ""}
+_PREFIX = "torch_ltc_"
+
+
+def to_json(indent: int | None = None) -> str:
+    """`snapshot()` as JSON text."""
+    return json.dumps(snapshot(), indent=indent)
+
+
+def to_prometheus() -> str:
+    """All counters and metrics in the text format that Prometheus scrapes.
+
+    Counters of a fixed name are there from the start, at 0, so that a rate has a beginning; metrics are summaries, with
+    the quantiles of the latest 1024 samples. Times are in seconds. Names that are not in the tables share the families
+    `torch_ltc_other*`, with their name as the label.
+    """
+    with _lock:
+        families = [*_counter_families(), *_metric_families()]
+    return "".join(f"{line}\n" for family in families for line in family)
+
+
+def _counter_families() -> Iterator[list[str]]:
+    grouped: dict[str, dict[str, int]] = {name: {} for name in COUNTERS}
+    for name, value in sorted(_counters.items()):
+        pattern, label = _pattern(name, COUNTERS)
+        if value:
+            grouped.setdefault(pattern, {})[label] = value
+    for pattern, values in grouped.items():
+        name = f"{_PREFIX}{_family(pattern)}_total"
+        if pattern not in _LABELS and pattern in COUNTERS:
+            values = {"": values.get("", 0)}
+        lines = [f"{name}{label} {value}" for label, value in values.items()]
+        yield [*_head(name, COUNTERS.get(pattern, "Counters of the program's own."), "counter"), *lines]
+
+
+def _metric_families() -> Iterator[list[str]]:
+    grouped: dict[tuple[str, Unit], dict[str, _Metric]] = {(name, unit): {} for name, (unit, _) in METRICS.items()}
+    for name, metric in sorted(_metrics.items()):
+        pattern, label = _pattern(name, METRICS)
+        grouped.setdefault((pattern, metric.unit), {})[label] = metric
+    for (pattern, unit), metrics in grouped.items():
+        name = f"{_PREFIX}{_family(pattern)}{_UNIT_SUFFIXES[unit]}"
+        help_text = METRICS[pattern][1] if pattern in METRICS else "Samples of the program's own."
+        lines = [line for label, metric in metrics.items() for line in _summary(name, label, metric)]
+        if not metrics and pattern not in _LABELS:
+            lines = [f"{name}_sum 0", f"{name}_count 0"]
+        yield [*_head(name, help_text, "summary"), *lines]
+
+
+def _summary(name: str, label: str, metric: _Metric) -> Iterator[str]:
+    scale = 1 / _NS_PER_S if metric.unit == "ns" else 1.0
+    for share, value in _quantiles(metric.samples).items():
+        quantile = f'quantile="{share:g}"'
+        labels = f"{label[:-1]},{quantile}}}" if label else f"{{{quantile}}}"
+        yield f"{name}{labels} {_number(value * scale)}"
+    yield f"{name}_sum{label} {_number(metric.accumulator * scale)}"
+    yield f"{name}_count{label} {metric.total}"
+
+
+def _pattern(name: str, table: Mapping[str, Any]) -> tuple[str, str]:
+    """The name in the table that documents this one ("" when none does), and the label that tells it from others."""
+    if name in table:
+        return name, ""
+    prefix, separator, rest = name.partition("::")
+    for pattern, (label, _) in _LABELS.items():
+        if pattern in table and separator and pattern.startswith(f"{prefix}::"):
+            # Other namespaces than "aten" have fallbacks, too: there the label is the whole name.
+            return pattern, _label(label, name if prefix == "aten" else rest)
+    if separator and "aten::<op>" in table:
+        return "aten::<op>", _label("op", name)
+    return "", _label("name", name)
+
+
+def _label(label: str, value: str) -> str:
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'{{{label}="{escaped}"}}'
+
+
+def _family(pattern: str) -> str:
+    if pattern in _LABELS:
+        return _LABELS[pattern][1]
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", pattern).lower() if pattern else "other"
+
+
+def _head(name: str, help_text: str, kind: str) -> list[str]:
+    return [f"# HELP {name} {help_text}", f"# TYPE {name} {kind}"]
+
+
+def _number(value: float) -> str:
+    return f"{value:.12g}" if math.isfinite(value) else ("NaN" if math.isnan(value) else f"{value:+}".replace("i", "I"))
+
+
+# ---- what events say -----------------------------------------------------------------------------------------------
+
+_SYNC_TIMES = {reason: f"SyncTime::{reason.name.lower()}" for reason in SyncReason}
+_OF_A_STEP = (SyncReason.EXPLICIT, SyncReason.OPTIMIZER)
 
 
 def _on_sync(event: SyncEvent) -> None:
-    # One lock for all of a sync's figures: a reader sees a sync counted in full, or not at all.
+    # One lock for all of an event's figures: a reader sees a sync counted in full, or not at all.
     with _lock:
-        names = ["CachedCompile" if event.known else "UncachedCompile"]
-        if event.reason in (SyncReason.EXPLICIT, SyncReason.OPTIMIZER):
-            names.append("MarkStep")
+        _count("CachedCompile" if event.known else "UncachedCompile")
+        if event.reason in _OF_A_STEP:
+            _count("MarkStep")
         elif event.reason is SyncReason.BOUND:
-            names.append("TrimIrGraph")
-        for name in names:
-            _counters[name] = _counters.get(name, 0) + 1
-        _counters["SyncedTensorsWithIR"] = _counters.get("SyncedTensorsWithIR", 0) + event.outputs
+            _count("TrimIrGraph")
+        _count("SyncedTensorsWithIR", event.outputs)
         _sample("TensorsGraphSize", event.instructions, "")
         _sample("RecordTime", event.record_s * _NS_PER_S, "ns")
+        _sample(_SYNC_TIMES[event.reason], event.duration_s * _NS_PER_S, "ns")
 
 
-events.subscribe(_on_event)
+def _on_compile(event: CompileEvent) -> None:
+    with _lock:
+        _count("Compile")
+        _sample("CompileTime", event.duration_s * _NS_PER_S, "ns")
+
+
+def _on_load(event: LoadEvent) -> None:
+    with _lock:
+        _count("CompileLoaded")
+        _sample("LoadTime", event.duration_s * _NS_PER_S, "ns")
+
+
+def _on_execute(event: ExecuteEvent) -> None:
+    with _lock:
+        _count("ExecuteFailed", int(event.failed))
+        _count("Execute::" + event.backend)
+        _sample("ExecuteTime", event.duration_s * _NS_PER_S, "ns")
+
+
+def _on_fallback(event: FallbackEvent) -> None:
+    with _lock:
+        _count(event.op)
+        _sample("FallbackTime", event.duration_s * _NS_PER_S, "ns")
+
+
+def _on_read(event: ReadEvent) -> None:
+    with _lock:
+        _sample("ReadTime", event.duration_s * _NS_PER_S, "ns")
+        _sample("WaitTime", event.wait_s * _NS_PER_S, "ns")
+        _sample("InboundData", event.size_bytes, "bytes")
+
+
+def _on_upload(event: UploadEvent) -> None:
+    with _lock:
+        _sample("UploadTime", event.duration_s * _NS_PER_S, "ns")
+        _sample("OutboundData", event.size_bytes, "bytes")
+
+
+_HANDLERS: Mapping[type, Callable[[Any], None]] = {
+    SyncEvent: _on_sync,
+    CompileEvent: _on_compile,
+    LoadEvent: _on_load,
+    ExecuteEvent: _on_execute,
+    FallbackEvent: _on_fallback,
+    ReadEvent: _on_read,
+    UploadEvent: _on_upload,
+    RefusalEvent: lambda _: count("CompileRefused"),
+    MismatchEvent: lambda _: count("MetaMismatch"),
+    PruneEvent: lambda _: count("TreePruned"),
+}
+for _kind, _handler in _HANDLERS.items():
+    events.subscribe(_handler, _kind)

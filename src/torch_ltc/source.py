@@ -33,12 +33,9 @@ class Source:
 
     def describe(self) -> str:
         """The line with the module that ran there and, for a call of a backward pass, the line of the forward call."""
-        text = str(self)
-        if self.module:
-            text = f"{text} [{self.module}]"
         if self.forward is not None:
-            text = f"{text}, the gradient of {self.forward.describe()}"
-        return text
+            return f"{self}, the gradient of {self.forward.describe()}"
+        return f"{self} [{self.module}]" if self.module else str(self)
 
 
 UNKNOWN = Source("", 0, "")

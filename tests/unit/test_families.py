@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch_ltc.errors import CompileError
 from torch_ltc.lowering.interface import Backend
 from torch_ltc.lowering.lower import Lowered, lower
 from torch_ltc.runtime.cache import Entry
-from torch_ltc.runtime.families import Families, Placement, Request
+from torch_ltc.runtime.families import Families, Misfit, Placement, Request
 
 HOT_AFTER = 2
 
@@ -66,7 +67,7 @@ def test_a_program_is_asked_for_when_its_family_is_hot() -> None:
     assert placement.hot
     assert placement.request is not None
     assert placement.request.symbolic
-    assert placement.request.reason == ""
+    assert placement.request.why == Misfit()
 
 
 def test_the_same_program_twice_is_compiled_with_its_sizes() -> None:
@@ -126,7 +127,7 @@ def test_a_symbolic_compilation_that_fails_leaves_programs_to_themselves() -> No
     assert runs.place(entry(6, 3)) == Placement()
     request = runs.request(second)
     assert request.sizes is None
-    assert request.reason == "sizes stay constants, because no symbols today"
+    assert request.why.text == "sizes stay constants, because no symbols today"
 
 
 def test_what_fails_for_two_programs_is_not_tried_for_a_third() -> None:
@@ -179,7 +180,8 @@ def test_a_number_that_was_constant_is_named_when_it_changes() -> None:
     runs.make(runs.request(first, 1.5))
     assert runs.place(first, 1.5).lowered is not None
     request = runs.request(first, 2.5)
-    assert request.reason == "run-time number 0 was 1.5 and is now 2.5"
+    assert request.why.cause == "number"
+    assert re.fullmatch(r"the number 'other' of aten::\S+ at \S+ in \w+ was 1\.5 and is now 2\.5", request.why.text)
     assert request.varying == {0}
 
 

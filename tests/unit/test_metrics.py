@@ -18,8 +18,8 @@ def clean() -> Iterator[None]:
     metrics.reset()
 
 
-def sync(reason: SyncReason, known: bool = True, outputs: int = 2) -> SyncEvent:
-    return SyncEvent(reason, 5, 3, outputs, program=1, known=known, record_s=0.001, source=None)
+def sync(reason: SyncReason, known: bool = True, outputs: int = 2, duration_s: float = 0.0) -> SyncEvent:
+    return SyncEvent(reason, 5, 3, outputs, 1, known, record_s=0.001, source=None, duration_s=duration_s)
 
 
 @pytest.mark.parametrize(
@@ -37,6 +37,7 @@ def test_sync_is_counted_by_its_reason(reason: SyncReason, extra: list[str]) -> 
     events.emit(sync(reason))
     events.emit(sync(reason, known=False))
     assert metrics.counter_names() == sorted(["CachedCompile", "UncachedCompile", "SyncedTensorsWithIR", *extra])
+    assert f"SyncTime::{reason.name.lower()}" in metrics.metric_names()
     assert [metrics.counter_value(name) for name in extra] == [2] * len(extra)
     assert metrics.counter_value("CachedCompile") == 1
     assert metrics.counter_value("UncachedCompile") == 1
@@ -55,12 +56,16 @@ def test_other_events_are_counted_and_timed() -> None:
     events.emit(events.ExecuteEvent(1, "torchscript", 0.5, failed=False))
     events.emit(events.ExecuteEvent(1, "torchscript", 0.5, failed=True))
     events.emit(events.FallbackEvent("aten::index.Tensor", "data-dependent", None, 0.1))
-    events.emit(events.ReadEvent("item", 4, 0.125, None))
+    events.emit(events.ReadEvent("item", 4, 0.125, None, wait_s=0.0625))
+    events.emit(events.UploadEvent(64, 0.25))
+    events.emit(events.RefusalEvent(1, "torchscript", "compile", "no rule"))
     events.emit(events.MismatchEvent("aten::add", "a", "b"))
     events.emit(events.PruneEvent(2, 1))
     snapshot = metrics.snapshot()
     assert snapshot["counters"] == {
         "Compile": 1,
+        "CompileRefused": 1,
+        "Execute::torchscript": 2,
         "ExecuteFailed": 1,
         "MetaMismatch": 1,
         "TreePruned": 1,
@@ -69,7 +74,12 @@ def test_other_events_are_counted_and_timed() -> None:
     assert {name: value["accumulator"] for name, value in snapshot["metrics"].items()} == {
         "CompileTime": 250e6,
         "ExecuteTime": 1000e6,
+        "FallbackTime": 100e6,
+        "InboundData": 4,
+        "OutboundData": 64,
         "ReadTime": 125e6,
+        "UploadTime": 250e6,
+        "WaitTime": 62.5e6,
     }
 
 
@@ -159,9 +169,70 @@ def test_samples_kept_are_bounded_and_all_are_summed() -> None:
 def test_snapshot_is_json_and_reset_forgets() -> None:
     events.emit(sync(SyncReason.EXPLICIT))
     assert json.loads(json.dumps(metrics.snapshot())) == metrics.snapshot()
-    assert metrics.metric_names() == ["RecordTime", "TensorsGraphSize"]
+    assert metrics.metric_names() == ["RecordTime", "SyncTime::explicit", "TensorsGraphSize"]
+    assert json.loads(metrics.to_json()) == metrics.snapshot()
+    assert metrics.to_json(indent=1).startswith('{\n "counters"')
     metrics.reset()
     assert metrics.snapshot() == {"counters": {}, "metrics": {}}
+
+
+def test_sync_times_are_told_apart_by_reason() -> None:
+    events.emit(sync(SyncReason.READ, duration_s=0.25))
+    events.emit(sync(SyncReason.READ, duration_s=0.25))
+    events.emit(sync(SyncReason.BOUND, duration_s=1.0))
+    recorded = metrics.snapshot()["metrics"]
+    assert recorded["SyncTime::read"]["accumulator"] == 500e6
+    assert recorded["SyncTime::read"]["total_samples"] == 2
+    assert recorded["SyncTime::bound"]["accumulator"] == 1000e6
+
+
+def test_reset_asks_others_to_forget(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "_on_reset", [])
+    left = [3]
+    metrics.on_reset(left.clear)
+    metrics.reset()
+    assert left == []
+
+
+def test_a_block_has_what_it_counted_and_nothing_else() -> None:
+    metrics.count("MarkStep", 5)
+    metrics.count("TrieForked")
+    metrics.sample("ExecuteTime", 100, "ns")
+    with metrics.recorded() as block:
+        assert block.counters == {}
+        metrics.count("MarkStep", 2)
+        for value in (7, 9):
+            metrics.sample("ExecuteTime", value, "ns")
+    metrics.count("MarkStep")
+    assert block.counters == {"MarkStep": 2}
+    assert set(block.metrics) == {"ExecuteTime"}
+    executed = block.metrics["ExecuteTime"]
+    assert (executed["unit"], executed["total_samples"], executed["accumulator"]) == ("ns", 2, 16)
+    assert (executed["percentiles"]["1%"], executed["percentiles"]["99%"]) == (7, 9)
+
+
+def test_a_block_with_more_samples_than_are_kept_has_the_percentiles_of_the_latest() -> None:
+    with metrics.recorded() as block:
+        for value in range(3000):
+            metrics.sample("Quantity", value)
+    assert block.metrics["Quantity"]["total_samples"] == 3000
+    assert block.metrics["Quantity"]["percentiles"]["1%"] >= 3000 - 1024
+
+
+def test_a_reset_inside_a_block_begins_it_anew_and_an_error_leaves_it_filled() -> None:
+    metrics.count("MarkStep", 5)
+
+    def fail() -> None:
+        with metrics.recorded() as block:
+            found.append(block)
+            metrics.reset()
+            metrics.count("MarkStep", 2)
+            raise KeyError
+
+    found: list[metrics.Block] = []
+    with pytest.raises(KeyError):
+        fail()
+    assert found[0].counters == {"MarkStep": 2}
 
 
 def test_threads_lose_no_count() -> None:
@@ -184,10 +255,18 @@ def test_every_figure_of_an_event_is_documented() -> None:
     events.emit(events.CompileEvent(1, "b", 0.1))
     events.emit(events.LoadEvent(1, "b", 0.1, "folder"))
     events.emit(events.ExecuteEvent(1, "b", 0.1, failed=True))
+    events.emit(events.RefusalEvent(1, "b", "run", "no rule"))
+    events.emit(events.FallbackEvent("aten::nonzero", "data", None, 0.1))
     events.emit(events.ReadEvent("item", 4, 0.1, None))
+    events.emit(events.UploadEvent(4, 0.1))
     events.emit(events.MismatchEvent("aten::add", "a", "b"))
     events.emit(events.PruneEvent(2, 1))
-    assert set(metrics.counter_names()) == set(metrics.COUNTERS) - {"aten::<op>", "lazy::<op>", "TrieForked"}
-    assert set(metrics.metric_names()) == set(metrics.METRICS)
+    # Counted where no event tells of it.
+    elsewhere = {"lazy::<op>", "TrieForked", "CompileNotOnDisk"}
+    patterns = {"Execute::b": "Execute::<backend>", "aten::nonzero": "aten::<op>"}
+    assert {patterns.get(name, name) for name in metrics.counter_names()} == set(metrics.COUNTERS) - elsewhere
     recorded = metrics.snapshot()["metrics"]
-    assert {name: recorded[name]["unit"] for name in recorded} == {n: unit for n, (unit, _) in metrics.METRICS.items()}
+    units = {name.partition("::")[0]: recorded[name]["unit"] for name in recorded}
+    assert units == {name.partition("::")[0]: unit for name, (unit, _) in metrics.METRICS.items()}
+    reasons = {name.partition("::")[2] for name in recorded} - {""}
+    assert reasons == {reason.name.lower() for reason in SyncReason}

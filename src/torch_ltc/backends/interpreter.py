@@ -7,7 +7,7 @@ copied into the recorded layout, then and in every later run.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -61,6 +61,8 @@ class Interpretation(Computation):
         self._calls = program.calls
         self._dead = _last_uses(program, self._inputs, self._calls)
         self._roots: list[int] = []
+        # A replay that looks at each call puts its own here.
+        self._run_call: Callable[[Call, list[Any], Arguments], None] = run_recorded_call
 
     def to_string(self) -> str:
         """The program's text: there is no other form."""
@@ -74,11 +76,12 @@ class Interpretation(Computation):
             values[instruction.number] = tensor
         failures: list[LtcError] = []
         lost = any(isinstance(tensor, LtcError) for tensor in inputs)
+        run_call = self._run_call
         for call, dead in zip(self._calls, self._dead, strict=True):
             try:
                 if lost:
                     _check_operands(call, values)
-                _run_call(call, values, arguments)
+                run_call(call, values, arguments)
             except _Lost as reason:
                 self._lose(call, values, reason.error)
             except Exception as error:
@@ -138,7 +141,8 @@ def _argument(operand: Any, values: list[Any], arguments: Arguments) -> Any:
     return fill(operand, values.__getitem__, arguments)
 
 
-def _run_call(call: Call, values: list[Any], arguments: Arguments) -> None:
+def run_recorded_call(call: Call, values: list[Any], arguments: Arguments) -> None:
+    """Run the call; its results go where their value numbers say."""
     args = [
         values[operand.number]
         if operand.__class__ is Value

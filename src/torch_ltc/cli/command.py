@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A word after `python -m torch_ltc`, its options, and what it does."""
+    """A word after `ltc`, its options, and what it does. `epilog` is shown below the options, line by line."""
 
     name: str
     help: str
@@ -17,3 +17,9 @@ class Command:
     add_options: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace], int]
     """Gives the exit status."""
+    epilog: str = ""
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """The option for output that programs read."""
+    parser.add_argument("--json", action="store_true", help="print plain data as JSON instead of text")

@@ -1,25 +1,31 @@
-"""Looking at the pending program: as text, as a dot graph, as the backend's own code, or in a file at each sync."""
+"""Looking at programs: as text, as a dot graph, as the backend's own code, in a file at each sync, and side by side."""
 
 from __future__ import annotations
 
 import threading
 import traceback
+import warnings
 from collections.abc import Sequence
 
 import torch
 
 from torch_ltc.config import settings
+from torch_ltc.errors import LtcError, LtcWarning
 from torch_ltc.lowering.lower import functional_form, lower
 from torch_ltc.lowering.registry import registry
+from torch_ltc.program.difference import difference_text
 from torch_ltc.program.instruction import Program
-from torch_ltc.program.render import program_dot, program_text
-from torch_ltc.program.source import is_user_file
+from torch_ltc.program.render import Sources, program_dot, program_text
+from torch_ltc.program.source import current_source, is_user_file
 from torch_ltc.runtime.cache import Entry, fingerprint
 from torch_ltc.runtime.pending import pending_numbers, pending_program
+from torch_ltc.runtime.recorder import recorder
 from torch_ltc.runtime.sync import synced_programs
 from torch_ltc.runtime.tiers import compiling_now, summary
 
 _file_lock = threading.Lock()
+# Files that could not be written, and that the user was told of.
+_refused: set[str] = set()
 
 
 def dump_ir(tensors: Sequence[torch.Tensor], ir_format: str = "text") -> str:
@@ -60,6 +66,32 @@ def program_form(program: Program, form: str, numbers: list[object]) -> str:
     raise ValueError(f"there is no program format {form!r}; use 'text', 'dot' or 'backend'")
 
 
+def known_program(identity: int) -> Program:
+    """The program with this number, as events and reports name it. Raises LtcError when it is not kept any more."""
+    with recorder.lock:
+        for node in recorder.tree.nodes():
+            for entry in node.programs.values():
+                if entry.program.identity == identity:
+                    program: Program = entry.program
+                    return program
+    raise LtcError(
+        f"program {identity} is not known: it was never synced in this process, or it was dropped to make room",
+        hint="torch_ltc.debug.dump_ir([tensor]) shows what is pending; the setting tree_bound says how much is kept",
+    )
+
+
+def diff(first: Program | int | torch.Tensor, second: Program | int | torch.Tensor, sources: Sources = "short") -> str:
+    """In what the second program differs from the first, as text, whatever numbers their values have. A program is
+    given as such, by its number, or by a tensor that is pending."""
+    return difference_text(_program(first), _program(second), sources=sources)
+
+
+def _program(which: Program | int | torch.Tensor) -> Program:
+    if isinstance(which, torch.Tensor):
+        return pending_program([which])
+    return known_program(which) if isinstance(which, int) else which
+
+
 def compilations() -> str:
     """How many programs were compiled in this process and how many were loaded from files of earlier ones, and what is
     being compiled now."""
@@ -72,12 +104,31 @@ def _save(entry: Entry) -> None:
     if not path:
         return
     frames = [frame for frame in reversed(traceback.extract_stack()) if is_user_file(frame.filename)]
-    stack = "\n".join(f"  {frame.name} ({frame.filename}:{frame.lineno})" for frame in frames)
+    stack = "".join(f"  {frame.name} ({frame.filename}:{frame.lineno})\n" for frame in frames)
     digest = fingerprint(entry.program).hex()
-    graph = program_form(entry.program, settings.save_tensors_format, entry.latest)
-    text = f"[ScheduleSyncTensorsGraph]\nPython Stacktrace:\n{stack}\n\nHashes: ({digest})\n\n"
-    with _file_lock, open(path, "a", encoding="utf-8") as file:
-        file.write(f"{text}## BEGIN_GRAPH\n{graph}## END_GRAPH\n\n")
+    try:
+        graph = program_form(entry.program, settings.save_tensors_format, entry.latest)
+    except Exception as error:
+        # A backend that cannot compile the program says so when it runs.
+        graph = f"there is no {settings.save_tensors_format} form: {error}\n"
+    # To the letter what the original writes, so that its users' scripts find their way.
+    text = f"[ScheduleSyncTensorsGraph]\nPython Stacktrace:\n{stack}\nHashes: ({digest})\n"
+    text = f"{text}\n## BEGIN_GRAPH\n{graph}\n## END_GRAPH\n\n\n"
+    try:
+        with _file_lock, open(path, "a", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        _warn_once(path, error)
+
+
+def _warn_once(path: str, error: OSError) -> None:
+    if path in _refused:
+        return
+    _refused.add(path)
+    source = current_source()
+    what = f"programs cannot be written to {path}: {error.strerror or error} (this is said once)"
+    hint = "set LTC_SAVE_TENSORS_FILE or settings.save_tensors_file to a file in a folder that exists"
+    warnings.warn_explicit(f"{what}\n  try: {hint}", LtcWarning, source.file or __file__, source.line or 1)
 
 
 synced_programs.append(_save)

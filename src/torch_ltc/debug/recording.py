@@ -73,6 +73,8 @@ class ProgramRow:
     refused: str
     lines: tuple[Line, ...]
     explanation: Explanation | None = None
+    # The part of `run_s` that the runs in the interpreter took.
+    interpreted_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import torch
@@ -12,10 +13,12 @@ from torch_ltc.device.fallback import run_eagerly
 from torch_ltc.device.kernels import record
 from torch_ltc.device.registration import composite
 from torch_ltc.device.tensors import empty_tensor, wrap_physical
+from torch_ltc.events import UploadEvent, emit
 from torch_ltc.program.operator import Operator
+from torch_ltc.program.source import current_source
 from torch_ltc.program.spec import spec_of
 from torch_ltc.runtime.buffer import buffer_of, physical_device
-from torch_ltc.runtime.memory import memory
+from torch_ltc.runtime.memory import add_upload, memory
 from torch_ltc.runtime.recorder import recorder
 from torch_ltc.runtime.sync import read
 
@@ -93,11 +96,17 @@ def _adopt_whole(target: torch.Tensor, source: torch.Tensor) -> bool:
     buffer, spec = buffer_of(target), spec_of(target)
     if buffer.number >= 0 or buffer.data is not None or buffer.spec is not spec or not spec.covers_storage():
         return False
-    data = torch.empty_strided(spec.size, spec.stride, dtype=spec.dtype, device=physical_device())
+    began = time.perf_counter()
+    try:
+        data = torch.empty_strided(spec.size, spec.stride, dtype=spec.dtype, device=physical_device())
+    except RuntimeError as error:
+        add_upload(error, target, current_source())
+        raise
     with torch.no_grad():
         data.copy_(source)
     buffer.data = data
-    memory.hold(buffer)
+    memory.hold(buffer, current_source())
+    emit(UploadEvent(data.nbytes, time.perf_counter() - began))
     return True
 
 
@@ -105,8 +114,15 @@ def _uploaded(
     source: torch.Tensor, dtype: torch.dtype | None = None, memory_format: torch.memory_format | None = None
 ) -> torch.Tensor:
     """A device tensor with a copy of a tensor of another device, made now."""
-    data = aten._to_copy.default(source, dtype=dtype, device=physical_device(), memory_format=memory_format)
-    return wrap_physical(data, spec_of(data))
+    began = time.perf_counter()
+    try:
+        data = aten._to_copy.default(source, dtype=dtype, device=physical_device(), memory_format=memory_format)
+    except RuntimeError as error:
+        add_upload(error, source, current_source())
+        raise
+    made = wrap_physical(data, spec_of(data))
+    emit(UploadEvent(data.nbytes, time.perf_counter() - began))
+    return made
 
 
 def copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:

@@ -23,6 +23,7 @@ from torch_ltc.program.source import current_source
 from torch_ltc.program.spec import spec_of
 from torch_ltc.runtime.buffer import buffer_of, physical_device
 from torch_ltc.runtime.executor import executor
+from torch_ltc.runtime.permission import permission
 from torch_ltc.runtime.random import device_random
 from torch_ltc.runtime.recorder import recorder
 from torch_ltc.runtime.sync import cut, physical
@@ -42,6 +43,8 @@ def reset_warnings() -> None:
 
 def run_eagerly(operator: Operator, values: tuple[Any, ...], reason: str) -> Any:
     """Run the call now, on the physical device."""
+    if permission.threads:
+        permission.check(SyncReason.FALLBACK)
     source = current_source(2)
     if settings.fallback == "error":
         raise FallbackError(

@@ -13,7 +13,7 @@ from torch_ltc.config import settings
 from torch_ltc.errors import DeviceMismatchError
 from torch_ltc.events import SyncReason
 from torch_ltc.runtime.executor import executor
-from torch_ltc.runtime.memory import memory
+from torch_ltc.runtime.memory import memory, physical_figures, summary_text
 from torch_ltc.runtime.random import device_random
 from torch_ltc.runtime.recorder import recorder
 from torch_ltc.runtime.sync import cut, sync
@@ -195,19 +195,32 @@ def _in_order(work: Any) -> Any:
 
 
 def memory_stats(device: _Device = None) -> dict[str, int]:
-    """Bytes held by live buffers: now and at most, named as other devices name them."""
+    """Bytes held by live buffers: now and at most, named as other devices name them; and under names that begin with
+    "physical." what the physical device says, on CUDA all that PyTorch's allocator counts there."""
     _check(device)
-    return memory.figures()
+    physical = physical_figures()
+    if settings.device_type == "cuda":
+        physical.update(torch.cuda.memory_stats(settings.device_ordinal))
+    return {**memory.figures(), **{f"physical.{name}": value for name, value in physical.items()}}
 
 
 def memory_allocated(device: _Device = None) -> int:
     """Bytes held by live buffers now."""
-    return memory_stats(device)["allocated_bytes.all.current"]
+    _check(device)
+    return memory.current_bytes
 
 
 def max_memory_allocated(device: _Device = None) -> int:
     """Most bytes held by live buffers since the last reset, as seen at syncs."""
-    return memory_stats(device)["allocated_bytes.all.peak"]
+    _check(device)
+    return memory.peak_bytes
+
+
+def memory_summary(device: _Device = None, abbreviated: bool = False) -> str:
+    """What holds the memory, as text: live buffers by the call and the line that made them, largest first, and what the
+    physical device says. The ten largest groups; with `abbreviated` three."""
+    _check(device)
+    return summary_text(memory.figures(), physical_figures(), memory.largest(3 if abbreviated else 10))
 
 
 def memory_reserved(device: _Device = None) -> int:

@@ -23,7 +23,7 @@ from torch_ltc.runtime.buffer import physical_device
 def _involves_device(module: torch.nn.Module, convert: Callable[[torch.Tensor], torch.Tensor]) -> bool:
     if any(parameter.device.type == "ltc" for parameter in module.parameters()):
         return True
-    return convert(torch.empty(0)).device.type == "ltc"
+    return convert(torch.empty(0, device="cpu")).device.type == "ltc"
 
 
 def install_cross_entropy_options() -> None:

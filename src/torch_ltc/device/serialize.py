@@ -36,7 +36,7 @@ def _to_cpu(buffer: Buffer) -> torch.UntypedStorage:
 
 def storage_from(source: torch.UntypedStorage) -> torch.UntypedStorage:
     """A storage of the device with a copy of the bytes of a CPU storage."""
-    flat = torch.empty(0, dtype=torch.uint8).set_(source)
+    flat = torch.empty(0, dtype=torch.uint8, device="cpu").set_(source)
     data = flat.to(physical_device(), copy=True)
     return wrap_physical(data, spec_of(data)).untyped_storage()
 
@@ -107,7 +107,7 @@ def install_storage_methods() -> None:
 
     @_replace("__reduce__")
     def reduce(storage: Any, buffer: Buffer) -> Any:
-        return (_storage_from_bytes, (torch.empty(0, dtype=torch.uint8).set_(_to_cpu(buffer)),))
+        return (_storage_from_bytes, (torch.empty(0, dtype=torch.uint8, device="cpu").set_(_to_cpu(buffer)),))
 
     @_replace("data_ptr")
     def data_ptr(storage: Any, buffer: Buffer) -> int:

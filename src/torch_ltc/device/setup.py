@@ -39,6 +39,10 @@ def _count(entry: Entry) -> None:
         recorder.tree.forks = 0
 
 
+def _forget_forks() -> None:
+    recorder.tree.forks = 0
+
+
 def set_up() -> None:
     """Register everything."""
     register_kernels()
@@ -48,6 +52,7 @@ def set_up() -> None:
     install_generator()
     register_optimizer_step_post_hook(_after_step)
     synced_programs.append(_count)
+    metrics.on_reset(_forget_forks)
     apply_forced_fallback()
     install_module_moves()
     install_backward()

@@ -7,7 +7,10 @@ from typing import Any
 
 import torch
 
+from torch_ltc.config import settings
 from torch_ltc.errors import DataAccessError
+from torch_ltc.runtime.pending import uncomputed
+from torch_ltc.runtime.sync import read
 
 _base = torch._C.TensorBase
 
@@ -90,7 +93,13 @@ def _install_text() -> None:
 
     @functools.wraps(text)
     def tensor_str(self: torch.Tensor, indent: int) -> Any:
-        return text(self.cpu() if self.device.type == "ltc" else self, indent)
+        if self.device.type != "ltc":
+            return text(self, indent)
+        if settings.tensor_repr == "pending":
+            state = uncomputed(self)
+            if state:
+                return f"<{state}>"
+        return text(read(self, lambda real: real.to("cpu", copy=True), "print"), indent)
 
     torch._tensor_str._tensor_str = tensor_str
 

@@ -9,6 +9,7 @@ import torch
 from torch_ltc.device.registration import alias, alias_by, create_empty_tensor, refuse_data_pointer
 from torch_ltc.program.instruction import Call, Return, ReturnKind
 from torch_ltc.program.operator import Operator
+from torch_ltc.program.source import current_source
 from torch_ltc.program.spec import Spec, contiguous_strides, make_spec
 from torch_ltc.program.tree import Node
 from torch_ltc.runtime.arguments import operand_tensors
@@ -43,7 +44,7 @@ def empty_tensor(size: tuple[int, ...], stride: tuple[int, ...] | None, dtype: t
 def wrap_physical(data: torch.Tensor, spec: Spec) -> torch.Tensor:
     """A device tensor on the memory of a physical one that has geometry `spec`."""
     buffer = new_buffer(spec, data=data)
-    memory.hold(buffer)
+    memory.hold(buffer, current_source(2))
     return new_tensor(buffer, spec)
 
 

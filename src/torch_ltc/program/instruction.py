@@ -327,6 +327,10 @@ class Program:
                 found[instruction.number] = instruction.spec
         return found
 
+    def maker_of(self, number: int) -> Call | None:
+        """The call that makes a value; None when it is an input."""
+        return next((call for call in self.calls if number in call.numbers), None)
+
     def op_counts(self) -> dict[str, int]:
         """How often each operator occurs."""
         counts: dict[str, int] = {}

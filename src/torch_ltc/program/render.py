@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+from typing import Literal
+
+import torch
 
 from torch_ltc.program.instruction import (
     Call,
@@ -19,12 +22,16 @@ from torch_ltc.program.instruction import (
     Value,
     value_numbers,
 )
+from torch_ltc.source import UNKNOWN, Source
 
-_LABEL_LENGTH = 64
+# How much of the user's lines a listing shows: whole paths, file names, or nothing.
+Sources = Literal["full", "short", "none"]
+# What prints as the same text in every process.
+_PLAIN = (bool, int, float, complex, torch.dtype, torch.layout, torch.memory_format, torch.device, torch.Size)
 
 
 def operand_text(operand: object) -> str:
-    """One argument of a call."""
+    """One argument of a call: the same text in every process, on one line."""
     if isinstance(operand, Value):
         return f"%{operand.number}"
     if isinstance(operand, Scalar):
@@ -37,7 +44,10 @@ def operand_text(operand: object) -> str:
         return "device"
     if isinstance(operand, (tuple, list)):
         return "[" + ", ".join(operand_text(item) for item in operand) + "]"
-    return str(operand)
+    if operand is None or isinstance(operand, _PLAIN):
+        return str(operand)
+    # Anything else might print its address.
+    return repr(operand) if isinstance(operand, str) else f"<{type(operand).__name__}>"
 
 
 def call_text(call: Call) -> str:
@@ -54,8 +64,24 @@ def _result_text(item: Return, number: int) -> str:
     return f"%{number}: {item.spec!r}{mark}"
 
 
-def instruction_text(instruction: Instruction, roots: dict[int, int]) -> str:
-    """One line of the listing."""
+def source_text(source: Source, sources: Sources = "short") -> str:
+    """Where a line was recorded, as "train.py:12 forward [Net.fc1]"; for a call of a backward pass, the line that asked
+    for the pass, and the forward line if it is known."""
+    if not source.file or sources == "none":
+        return ""
+    file = source.file if sources == "full" else os.path.basename(source.file)
+    text = f"{file}:{source.line}"
+    if source.function != "<module>":
+        text = f"{text} {source.function}"
+    if source.module:
+        text = f"{text} [{source.module}]"
+    if source.forward is not None:
+        return f"{text}, backward of {source_text(source.forward, sources)}"
+    return f"{text}, backward" if source.backward else text
+
+
+def bare_text(instruction: Instruction, roots: dict[int, int]) -> str:
+    """One line of the listing without its source: results, call, and what it writes to."""
     if isinstance(instruction, Input):
         return f"%{instruction.number}: {instruction.spec!r} = input(buffer={instruction.buffer})"
     if isinstance(instruction, Number):
@@ -66,45 +92,148 @@ def instruction_text(instruction: Instruction, roots: dict[int, int]) -> str:
         if n >= 0
     ]
     left = ", ".join(results) + " = " if results else ""
-    source = instruction.source
-    where = f"  # {os.path.basename(source.file)}:{source.line}" if source.file else ""
-    return f"{left}{call_text(instruction)}{where}"
+    written = ", ".join(f"%{number}" for number in instruction.mutated)
+    return f"{left}{call_text(instruction)}{f' writes {written}' if written else ''}"
 
 
-def program_text(program: Program) -> str:
-    """The whole listing; outputs carry ROOT=<position>."""
+def instruction_text(instruction: Instruction, roots: dict[int, int], sources: Sources = "short") -> str:
+    """One line of the listing."""
+    where = source_text(instruction.source, sources) if isinstance(instruction, Call) else ""
+    text = bare_text(instruction, roots)
+    return f"{text}  # {where}" if where else text
+
+
+def _updates_text(program: Program) -> list[str]:
+    return [f"input {update.input} becomes %{update.number}" for update in program.updates]
+
+
+def program_lines(program: Program) -> list[tuple[str, Source]]:
+    """The listing line by line, each without and with its source; outputs carry ROOT=<position>."""
     roots = {number: position for position, number in enumerate(program.outputs)}
-    lines = [f"  {instruction_text(i, roots)}" for i in program.instructions]
-    lines += [f"  input {update.input} becomes %{update.number}" for update in program.updates]
+    lines = [(bare_text(instruction, roots), instruction.source) for instruction in program.instructions]
+    return lines + [(text, UNKNOWN) for text in _updates_text(program)]
+
+
+def program_text(program: Program, sources: Sources = "short") -> str:
+    """The whole listing; outputs carry ROOT=<position>. The same in every process that records the program; with
+    `sources` "none" also wherever the user wrote it."""
+    roots = {number: position for position, number in enumerate(program.outputs)}
+    lines = [f"  {instruction_text(i, roots, sources)}" for i in program.instructions]
+    lines += [f"  {text}" for text in _updates_text(program)]
     return "IR {\n" + "\n".join(lines) + "\n}\n"
 
 
-def program_dot(program: Program) -> str:
-    """The program as a dot graph: a node per instruction, an edge per operand."""
-    roots = {number: position for position, number in enumerate(program.outputs)}
-    producer: dict[int, int] = {}
-    nodes: list[str] = []
-    edges: list[str] = []
-    for index, instruction in enumerate(program.instructions):
-        if isinstance(instruction, Input):
-            producer[instruction.number] = index
-            nodes.append(f'  node{index} [label="input {instruction.buffer}\\n{instruction.spec!r}"]')
-            continue
-        if isinstance(instruction, Number):
-            producer[instruction.number] = index
-            nodes.append(f'  node{index} [label="number {instruction.slot}\\n{instruction.spec!r}"]')
-            continue
-        label = [instruction.name]
-        for item, number in zip(instruction.flat_returns, instruction.numbers, strict=True):
+# ---- the dot graph --------------------------------------------------------------------------------------------------
+
+# Fill colours of nodes by kind; what an output is has a thick border.
+_INPUT, _NUMBER, _VIEW, _WRITE, _OTHER = "#cfe2f3", "#fff2cc", "#eeeeee", "#f4cccc", "#ffffff"
+
+
+def _quoted(text: str) -> str:
+    """Text as a dot string; its line breaks become the label's."""
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'"{escaped}"'
+
+
+def _dot_node(index: int, instruction: Instruction, roots: dict[int, int]) -> str:
+    if isinstance(instruction, Input):
+        label = f"input {instruction.buffer}\n%{instruction.number}: {instruction.spec!r}"
+        return f"node{index} [label={_quoted(label)}, fillcolor={_quoted(_INPUT)}]"
+    if isinstance(instruction, Number):
+        label = f"number {instruction.slot}\n%{instruction.number}: {instruction.spec!r}"
+        return f"node{index} [label={_quoted(label)}, fillcolor={_quoted(_NUMBER)}]"
+    label, colour, border = instruction.name, _OTHER, ""
+    for item, number in zip(instruction.flat_returns, instruction.numbers, strict=True):
+        if number >= 0:
+            label += f"\n{_result_text(item, number)}"
+            colour = _VIEW if item.kind is ReturnKind.VIEW else colour
+            if number in roots:
+                label += f"\nROOT={roots[number]}"
+                border = ", penwidth=3"
+    if instruction.mutated:
+        label += "\nwrites " + ", ".join(f"%{number}" for number in instruction.mutated)
+        colour = _WRITE
+    where = source_text(instruction.source)
+    label += f"\n{where}" if where else ""
+    hover = _quoted(call_text(instruction))
+    return f"node{index} [label={_quoted(label)}, fillcolor={_quoted(colour)}{border}, tooltip={hover}]"
+
+
+class _Flow:
+    """Which node made each value, and which wrote last to its memory."""
+
+    def __init__(self) -> None:
+        self.producer: dict[int, int] = {}
+        # One of the values in the same memory stands for it.
+        self._memory: dict[int, int] = {}
+        self._buffers: dict[int, int] = {}
+        self._writer: dict[int, int] = {}
+
+    def bring(self, index: int, instruction: Input | Number) -> None:
+        """An instruction that brings a value in."""
+        number = instruction.number
+        self.producer[number] = index
+        shared = self._buffers.setdefault(instruction.buffer, number) if isinstance(instruction, Input) else number
+        self._memory[number] = shared
+
+    def call(self, index: int, call: Call) -> list[str]:
+        """The edges to a call: a line per operand, and a dashed one from a call that wrote to an operand before."""
+        operands = [*call.args, *call.kwargs.values()]
+        numbers = [number for operand in operands for number in value_numbers(operand)]
+        edges = [f'node{self.producer[n]} -> node{index} [label="i={i}"]' for i, n in enumerate(numbers)]
+        writers = {self._writer.get(self._memory[n], -1) for n in numbers}
+        writers -= {-1, *(self.producer[n] for n in numbers)}
+        edges += [f'node{writer} -> node{index} [style="dashed"]' for writer in sorted(writers)]
+        for item, number in zip(call.flat_returns, call.numbers, strict=True):
             if number >= 0:
-                producer[number] = index
-                label.append(repr(item.spec)[:_LABEL_LENGTH])
-                if number in roots:
-                    label.append(f"ROOT={roots[number]}")
-        text = "\\n".join(label)
-        nodes.append(f'  node{index} [label="{text}"]')
-        operands = [*instruction.args, *instruction.kwargs.values()]
-        numbers = [n for operand in operands for n in value_numbers(operand)]
-        for position, number in enumerate(numbers):
-            edges.append(f'  node{producer[number]} -> node{index} [label="i={position}"]')
-    return "digraph G {\n" + "\n".join(nodes + edges) + "\n}\n"
+                self.producer[number] = index
+                origin = call.operands[item.operand] if item.kind is ReturnKind.VIEW else number
+                self._memory[number] = self._memory.get(origin, number)
+        for number in call.mutated:
+            self._writer[self._memory[number]] = index
+        return edges
+
+
+class _Cluster:
+    """The nodes of one module, and the modules inside it."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.nodes: list[str] = []
+        self.inner: dict[str, _Cluster] = {}
+
+    def add(self, path: str, node: str) -> None:
+        """Put a node where its module belongs."""
+        place = self
+        for name in path.split(".") if path else ():
+            inner = f"{place.path}.{name}" if place.path else name
+            place = place.inner.setdefault(name, _Cluster(inner))
+        place.nodes.append(node)
+
+    def lines(self, depth: int) -> list[str]:
+        """The cluster as dot, each level of modules indented further."""
+        space = "  " * depth
+        found = [f"{space}{node}" for node in self.nodes]
+        for cluster in self.inner.values():
+            title = _quoted(f"cluster {cluster.path}")
+            found += [f"{space}subgraph {title} {{", f"{space}  label={_quoted(cluster.path)}"]
+            found += [*cluster.lines(depth + 1), f"{space}}}"]
+        return found
+
+
+def program_dot(program: Program) -> str:
+    """The program as a dot graph: a node per instruction, inside of its module; an edge per operand, and a dashed one
+    to a call from the one that wrote to its operands before."""
+    roots = {number: position for position, number in enumerate(program.outputs)}
+    flow, whole, edges = _Flow(), _Cluster(""), list[str]()
+    for index, instruction in enumerate(program.instructions):
+        node = _dot_node(index, instruction, roots)
+        if isinstance(instruction, Call):
+            edges += flow.call(index, instruction)
+            whole.add(instruction.source.module, node)
+        else:
+            flow.bring(index, instruction)
+            whole.add("", node)
+    style = 'node [shape="box", style="rounded,filled", fontname="monospace"]'
+    lines = [f"  {style}", *whole.lines(1), *(f"  {edge}" for edge in edges)]
+    return "digraph G {\n" + "\n".join(lines) + "\n}\n"

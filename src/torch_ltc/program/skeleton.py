@@ -30,6 +30,7 @@ from torch_ltc.program.operator import SIZED_BY_SCALARS
 from torch_ltc.program.products import FORMULAS, layout_choices
 from torch_ltc.program.sizes import Sizes
 from torch_ltc.program.spec import Spec
+from torch_ltc.source import UNKNOWN, Source
 
 Key = tuple[Any, ...]
 # Calls that address the storage behind a tensor, not the tensor.
@@ -183,13 +184,50 @@ def slot_text(program: Program, slot: int) -> str:
     instruction, what, position = list(_places(program))[slot]
     if isinstance(instruction, Input):
         place = program.inputs.index(instruction)
-        user = next((call for call in program.calls if instruction.number in call.operands), None)
+        user = _user_of(program, instruction)
         where = f" (used by {user.name} at {user.source})" if user is not None else ""
         what = what if what == "offset" else f"{what} {position}"
         return f"{what} of input {place}{where}"
     assert isinstance(instruction, Call)
     at = "" if position < 0 else f"[{position}]"
     return f"{what}{at} of {instruction.name} at {instruction.source}"
+
+
+def slot_source(program: Program, slot: int) -> tuple[str, Source]:
+    """What kind of integer a slot is ("size", "layout" or "argument"), and the line that it comes from."""
+    instruction, what, _ = list(_places(program))[slot]
+    if isinstance(instruction, Input):
+        user = _user_of(program, instruction)
+        return "size" if what == "size" else "layout", instruction.source if user is None else user.source
+    return "size" if what == "size" else "argument", instruction.source
+
+
+def number_text(program: Program, slot: int) -> str:
+    """A run-time number in the user's terms, with the line that it comes from."""
+    call, name = _number_user(program, slot)
+    return f"run-time number {slot}" if call is None else f"the number '{name}' of {call.name} at {call.source}"
+
+
+def number_source(program: Program, slot: int) -> Source:
+    """The line that a run-time number comes from."""
+    call, _ = _number_user(program, slot)
+    return UNKNOWN if call is None else call.source
+
+
+def _user_of(program: Program, instruction: Input) -> Call | None:
+    """The first call that takes an input."""
+    return next((call for call in program.calls if instruction.number in call.operands), None)
+
+
+def _number_user(program: Program, slot: int) -> tuple[Call | None, str]:
+    """The call that takes a run-time number, and the name of the argument."""
+    for call in program.calls:
+        given = (*call.args, *call.kwargs.values())
+        for operand, argument in zip(given, call.op._schema.arguments):
+            for item in operand if isinstance(operand, tuple) else (operand,):
+                if isinstance(item, Scalar) and item.slot == slot:
+                    return call, argument.name
+    return None, ""
 
 
 def _places(program: Program) -> Iterator[tuple[Instruction, str, int]]:

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
+from collections.abc import Iterable
 from types import CodeType, FrameType
 
 import torch
 
+from torch_ltc.program.module_path import MODULE_CALL, module_path
 from torch_ltc.source import UNKNOWN, Source
 
-__all__ = ["UNKNOWN", "Source", "current_source", "is_user_file"]
+__all__ = ["UNKNOWN", "Source", "call_source", "current_source", "is_user_file", "note_forward"]
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
@@ -22,18 +25,29 @@ _SKIPPED = (_PACKAGE, _TORCH, "<torch_ltc", "<frozen", "<eval_with_key>")
 _ENGINE = "_engine_run_backward"
 
 
-# Whether a file is the user's, and lines that were found before, each by place in its code. The code is kept with them:
-# its address is the key.
+# Whether a file is the user's, and lines that were found before, each by place in its code and by module. The code is
+# kept with them: its address is the key.
 _files: dict[str, bool] = {}
-_lines: dict[tuple[int, int, bool], tuple[CodeType, Source]] = {}
+_lines: dict[tuple[int, int, bool, str], tuple[CodeType, Source]] = {}
 _MOST_LINES = 65_536
+
+# Asking PyTorch which autograd node runs gives the node a Python object that lives as long as the node, and a long
+# chain of those is freed by recursion: some 15,000 fit a stack of 8 MiB. So only so many of a pass are asked for.
+_MOST_NODES = 2_000
+
+# Lines of forward calls by the sequence number of their autograd node, with the thread that recorded them: each thread
+# counts by itself.
+_forward: dict[int, tuple[int, Source | None]] = {}
+_sequence_number = torch._C._autograd._get_sequence_nr  # type: ignore[attr-defined]
 
 
 class _LatestBackward:
-    """The line of the backward pass that was asked for last, by the number of the pass."""
+    """The line of the backward pass that was asked for last, by the number of the pass, and how many of its nodes were
+    asked for."""
 
     # In one piece: passes may run on several threads.
     found = (-1, UNKNOWN)
+    asked = 0
 
 
 _latest = _LatestBackward()
@@ -65,26 +79,56 @@ def _backward_caller() -> FrameType | None:
 
 
 def _backward_source() -> Source:
-    # Asking PyTorch which autograd node runs would give the node a Python object, and a long chain of those is freed by
-    # recursion. The number of the pass is enough: all its calls have one line, which takes long to find.
+    """The line that called backward. All calls of one pass have one, which takes long to find."""
     task = torch._C._current_graph_task_id()
     known, source = _latest.found
     if task < 0 or task != known:
         frame = _backward_caller()
         source = UNKNOWN if frame is None else _source(frame, backward=True)
         _latest.found = (task, source)
+        _latest.asked = 0
     return source
 
 
-def _source(frame: FrameType, backward: bool) -> Source:
+def _forward_source() -> Source | None:
+    """The line of the forward call whose gradient is being computed on this thread, where that is known."""
+    if _latest.asked >= _MOST_NODES:
+        return None
+    _latest.asked += 1
+    node = torch._C._current_autograd_node()
+    # A node that only collects a gradient has the largest number there is.
+    found = None if node is None else _forward.get(node._sequence_nr())
+    return None if found is None else found[1]
+
+
+def note_forward(tensors: Iterable[object], source: Source) -> None:
+    """Remember that the autograd node made last on this thread is that of a call at this line, if the call has one:
+    autograd makes the node, then calls the kernel."""
+    if not torch.is_grad_enabled():
+        return
+    for tensor in tensors:
+        if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
+            break
+    else:
+        return
+    if len(_forward) >= _MOST_LINES:
+        _forward.clear()
+    thread = threading.get_ident()
+    known = _forward.setdefault(_sequence_number() - 1, (thread, source))
+    if known[0] != thread:
+        # Two threads have a node of this number, and a node does not tell which it is.
+        _forward[_sequence_number() - 1] = (-1, None)
+
+
+def _source(frame: FrameType, backward: bool, module: str = "") -> Source:
     code = frame.f_code
-    place = (id(code), frame.f_lasti, backward)
+    place = (id(code), frame.f_lasti, backward, module)
     found = _lines.get(place)
     if found is None:
         if len(_lines) >= _MOST_LINES:
             _lines.clear()
         name = getattr(code, "co_qualname", code.co_name)
-        found = _lines[place] = (code, Source(code.co_filename, frame.f_lineno, name, backward))
+        found = _lines[place] = (code, Source(code.co_filename, frame.f_lineno, name, backward, module))
     return found[1]
 
 
@@ -92,3 +136,39 @@ def current_source(depth: int = 1) -> Source:
     """The innermost user line now, or the user's `backward()` line on an autograd thread."""
     frame = _user_frame(sys._getframe(depth))
     return _backward_source() if frame is None else _source(frame, backward=False)
+
+
+# Lines of backward calls with their forward lines, by the identities of both, which are kept with them.
+_pairs: dict[tuple[int, int], tuple[Source, Source, Source]] = {}
+
+
+def call_source(depth: int = 1) -> Source:
+    """As `current_source`, with the path of the module that runs and, in a backward pass, the forward line. For calls
+    that are recorded for the first time: it looks at more of the stack."""
+    user: FrameType | None = None
+    module: FrameType | None = None
+    frame: FrameType | None = sys._getframe(depth)
+    while frame is not None:
+        code = frame.f_code
+        if user is None and is_user_file(code.co_filename):
+            user = frame
+        if module is None and code is MODULE_CALL:
+            module = frame
+        if module is not None and user is not None:
+            break
+        frame = frame.f_back
+    if user is not None:
+        return _source(user, False, "" if module is None else module_path(module))
+    source = _backward_source()
+    forward = _forward_source() if source.file else None
+    return source if forward is None else _paired(source, forward)
+
+
+def _paired(backward: Source, forward: Source) -> Source:
+    found = _pairs.get((id(backward), id(forward)))
+    if found is None:
+        if len(_pairs) >= _MOST_LINES:
+            _pairs.clear()
+        made = Source(backward.file, backward.line, backward.function, True, forward.module, forward)
+        found = _pairs[id(backward), id(forward)] = (backward, forward, made)
+    return found[2]

@@ -15,6 +15,7 @@ import torch
 from torch_ltc.config import settings
 from torch_ltc.errors import LtcError, PoisonedTensorError
 from torch_ltc.lowering.data import BackendData, alias_physical
+from torch_ltc.program.instruction import Program
 from torch_ltc.program.spec import Spec
 
 _identities = itertools.count(1)
@@ -47,6 +48,8 @@ class Buffer:
     input = -1
     # The queued program that defines it or writes to it last.
     job: Future[None] | None = None
+    # The program that made it, and the number of its value there.
+    maker: tuple[Program, int] | None = None
     # Bytes that a recorded resize will make room for.
     grown_bytes = 0
     _identity = 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+from bisect import bisect_right
 from collections import OrderedDict
 from typing import Any
 from weakref import WeakSet
@@ -16,7 +17,7 @@ from torch_ltc.config import settings
 from torch_ltc.errors import LtcError
 from torch_ltc.lowering.interface import Backend, Computation
 from torch_ltc.lowering.lower import Lowered
-from torch_ltc.program.instruction import Program, Return
+from torch_ltc.program.instruction import Call, Instruction, Program, Return
 from torch_ltc.program.render import program_text
 from torch_ltc.program.safety import may_fail
 from torch_ltc.program.spec import Spec
@@ -47,6 +48,7 @@ class Entry:
         "written",
         "written_positions",
         "_outputs",
+        "_makers",
         "latest",
         "family",
         "own",
@@ -74,6 +76,7 @@ class Entry:
         # Made when they are asked for, which is when the program is compiled: most programs never are.
         self._restored: tuple[int, ...] | None = None
         self._outputs: list[tuple[int, Spec]] | None = None
+        self._makers: tuple[Call | None, ...] | None = None
         self.written_positions = _first_positions(program, set(self.written))
         # The run-time numbers when it was last synced.
         self.latest: list[object] = []
@@ -98,6 +101,13 @@ class Entry:
             specs = self.program.specs()
             self._outputs = [(number, specs[number]) for number in self.program.outputs]
         return self._outputs
+
+    @property
+    def makers(self) -> tuple[Call | None, ...]:
+        """The call that makes each output."""
+        if self._makers is None:
+            self._makers = tuple([_maker(self.program, number) for number in self.program.outputs])
+        return self._makers
 
     def forget(self, lowered: Lowered) -> None:
         """Drop what was compiled, or bound from what was compiled."""
@@ -146,9 +156,20 @@ def _first_positions(program: Program, buffers: set[int]) -> tuple[int, ...]:
     return tuple(first[buffer] for buffer in sorted(buffers))
 
 
+def _maker(program: Program, number: int) -> Call | None:
+    # The last instruction that is numbered so or lower: a call that makes nothing has the number of what comes next.
+    position = bisect_right(program.instructions, number, key=_first_number) - 1
+    found = program.instructions[position] if position >= 0 else None
+    return found if isinstance(found, Call) else None
+
+
+def _first_number(instruction: Instruction) -> int:
+    return instruction.first if isinstance(instruction, Call) else instruction.number
+
+
 def fingerprint(program: Program) -> bytes:
-    """16 bytes that stand for the program's text. Not an identity: two programs may share them."""
-    return hashlib.blake2b(program_text(program).encode(), digest_size=16).digest()
+    """16 bytes that stand for the program's text without source lines. Not an identity: two programs may share them."""
+    return hashlib.blake2b(program_text(program, "none").encode(), digest_size=16).digest()
 
 
 class ExecutableCache:

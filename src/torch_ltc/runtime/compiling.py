@@ -30,6 +30,8 @@ class Policy:
     strict: bool
     waits: bool
     store: Store
+    check: str = "off"
+    repro_dir: str = ""
 
     @classmethod
     def current(cls) -> Policy:
@@ -40,6 +42,8 @@ class Policy:
             settings.backend_failure == "error",
             settings.tiers != "background",
             tiers.current_store(),
+            settings.check,
+            settings.repro_dir,
         )
 
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
-__all__ = ["Key", "Store"]
+__all__ = ["Key", "Store", "Stored", "read_key"]
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +40,18 @@ class Key:
     def name(self) -> str:
         """How the names of its files begin."""
         return f"{self.brief}-{hashlib.blake2b(self.text.encode(), digest_size=_DIGEST_BYTES).hexdigest()}"
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A file of a store. `kind` is the first part of its name; one that is not `finished` is being written, or was
+    left by a process that ended too early."""
+
+    path: str
+    size_bytes: int
+    used_s: float
+    kind: str
+    finished: bool
 
 
 class Store:
@@ -124,24 +136,50 @@ class Store:
         """Remove a file that turned out to be of no use."""
         _remove(path)
 
-    def _keep_bounded(self) -> None:
-        """Remove the files that were not used for longest."""
-        files: list[tuple[float, int, str]] = []
+    def files(self) -> list[Stored]:
+        """All files that programs are in, the one that was not used for longest first; nothing is read or changed."""
+        found: list[Stored] = []
         try:
             with os.scandir(self.folder) as entries:
                 for entry in entries:
-                    status = entry.stat()
-                    files.append((status.st_mtime, status.st_size, entry.path))
+                    # Whatever else is in the folder is not ours to count, or to remove.
+                    if _SUFFIX not in entry.name:
+                        continue
+                    # Another process may have removed it meanwhile.
+                    with suppress(FileNotFoundError):
+                        status = entry.stat()
+                        kind, finished = entry.name.partition("-")[0], entry.name.endswith(_SUFFIX)
+                        found.append(Stored(entry.path, status.st_size, status.st_mtime, kind, finished))
         except OSError as error:
             log.info("cannot look through %s: %s", self.folder, error)
-            return
-        newest = max((used for used, _, _ in files), default=0.0)
-        left = sum(size for _, size, _ in files)
-        for used, size, path in sorted(files):
-            abandoned = not path.endswith(_SUFFIX) and used < newest - _ABANDONED_S
+        return sorted(found, key=lambda file: (file.used_s, file.path))
+
+    def _keep_bounded(self) -> None:
+        """Remove the files that were not used for longest."""
+        files = self.files()
+        newest = files[-1].used_s if files else 0.0
+        left = sum(file.size_bytes for file in files)
+        for file in files:
+            abandoned = not file.finished and file.used_s < newest - _ABANDONED_S
             if abandoned or left > self.bound_bytes:
-                _remove(path)
-                left -= size
+                _remove(file.path)
+                left -= file.size_bytes
+
+
+def read_key(path: str) -> str:
+    """The text of the key in a file, empty when there is none; what was compiled is not read."""
+    try:
+        with open(path, "rb") as file:
+            start = file.read(len(_MAGIC) + _HEAD.size)
+            if len(start) < len(_MAGIC) + _HEAD.size or not start.startswith(_MAGIC):
+                return ""
+            text_bytes, _, _ = _HEAD.unpack_from(start, len(_MAGIC))
+            # A damaged head may name any size.
+            if text_bytes > os.fstat(file.fileno()).st_size:
+                return ""
+            return file.read(text_bytes).decode(errors="replace")
+    except OSError:
+        return ""
 
 
 def _read(path: str, text: bytes) -> bytes | None:

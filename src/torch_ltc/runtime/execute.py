@@ -9,8 +9,6 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import torch
-
 from torch_ltc.errors import BackendError, ExecutionError, LtcError
 from torch_ltc.events import ExecuteEvent, RefusalEvent, emit
 from torch_ltc.lowering.functional import Memory
@@ -22,6 +20,9 @@ from torch_ltc.runtime.cache import Entry
 from torch_ltc.runtime.compiling import Policy, due
 from torch_ltc.runtime.executor import executor
 from torch_ltc.runtime.families import families
+from torch_ltc.runtime.memory import is_out_of_memory
+from torch_ltc.runtime.ranges import span
+from torch_ltc.runtime.watching import Failure, Run, failed, running, watched
 
 # What fails at no particular call.
 _ANYWHERE = (BackendError, FunctionComputation)
@@ -30,15 +31,24 @@ _ANYWHERE = (BackendError, FunctionComputation)
 def execute_entry(entry: Entry, arguments: Arguments, policy: Policy) -> Outcome:
     """Run a program on these arguments with whatever is due: the reference computation, or the compiled one."""
     entry.runs += 1
-    lowered = due(entry, arguments, policy)
+    if policy.check == "off" and not policy.repro_dir:
+        return _execute(entry, due(entry, arguments, policy), arguments, policy)
+    run = Run(entry, arguments, policy.backend, policy.check, policy.repro_dir)
+    with running(run):
+        run.lowered = lowered = due(entry, arguments, policy)
+        return watched(run, lambda: _execute(entry, lowered, arguments, policy))
+
+
+def _execute(entry: Entry, lowered: Lowered | None, arguments: Arguments, policy: Policy) -> Outcome:
     used = registry.reference if lowered is None else policy.backend
     began = time.perf_counter()
     failed = True
     try:
-        if lowered is None:
-            outcome = _run_reference(entry, arguments)
-        else:
-            outcome = _run_compiled(entry, lowered, arguments, policy)
+        with span("run", entry.program.identity, used.name):
+            if lowered is None:
+                outcome = _run_reference(entry, arguments)
+            else:
+                outcome = _run_compiled(entry, lowered, arguments, policy)
         failed = bool(outcome.failures)
     finally:
         emit(ExecuteEvent(entry.program.identity, used.name, time.perf_counter() - began, failed))
@@ -70,7 +80,7 @@ def _run_compiled(entry: Entry, lowered: Lowered, arguments: Arguments, policy: 
         outcome = computation.run(arguments)
         _check(entry, computation, outcome, arguments, policy.backend.name)
     except Exception as error:
-        if isinstance(error, torch.OutOfMemoryError) or "not enough memory" in str(error):
+        if is_out_of_memory(error):
             # Any call may have run out of memory, also after writes that were not saved: nothing can be repeated.
             raise
         spoiled = lowered.proven and not (saved.everything or computation.keeps_inputs)
@@ -78,7 +88,9 @@ def _run_compiled(entry: Entry, lowered: Lowered, arguments: Arguments, policy: 
         if spoiled and isinstance(error if isinstance(error, BackendError) else computation, _ANYWHERE):
             # Wrong results after right ones, or an error of the backend's own: what the run wrote to its inputs cannot
             # be taken back.
-            raise _failure(entry, policy, error) from error
+            failure = _failure(entry, policy, error)
+            failed(Failure(entry, policy.backend, "run", failure))
+            raise failure from error
         saved.restore()
         outcome = _run_reference(entry, arguments)
         if not outcome.failures:
@@ -107,6 +119,7 @@ def _blame(entry: Entry, policy: Policy, error: Exception, saved: _Saved) -> Non
     entry.refused[policy.backend] = failure
     families.blamed(entry, policy.backend)
     entry.compiled = None
+    failed(Failure(entry, policy.backend, "run", failure))
     emit(RefusalEvent(entry.program.identity, policy.backend.name, "run", str(failure)))
     if policy.strict:
         saved.restore()

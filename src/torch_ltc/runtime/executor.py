@@ -44,7 +44,7 @@ class Executor:
         self._room = threading.Condition()
         self._waiting = 0
         self._errors: list[LtcError] = []
-        self._notes: list[str] = []
+        self._notes: list[tuple[str, type[LtcWarning]]] = []
 
     def wait_for_room(self) -> None:
         """Return when fewer than `queue_bound` items are queued. On the worker itself, at once."""
@@ -128,16 +128,17 @@ class Executor:
                 errors[0].list_others(errors[1:])
                 raise errors[0]
 
-    def note(self, message: str) -> None:
+    def note(self, message: str, category: type[LtcWarning] = BackendWarning) -> None:
         """Keep a warning for the user's thread: raised on this one, as an error, it would end the program."""
-        self._notes.append(message)
+        self._notes.append((message, category))
 
     def warn_noted(self) -> None:
         """Show the warnings that were kept."""
         while self._notes:
             source = current_source(2)
             file, line = source.file or __file__, source.line or 1
-            warnings.warn_explicit(self._notes.pop(0), BackendWarning, file, line)
+            message, category = self._notes.pop(0)
+            warnings.warn_explicit(message, category, file, line)
 
     def unseen(self, error: BaseException) -> bool:
         """True when this error waits to be raised."""

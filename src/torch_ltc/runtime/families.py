@@ -19,8 +19,19 @@ from torch_ltc.lowering.interface import Backend, Form
 from torch_ltc.lowering.lower import Lowered, same_number
 from torch_ltc.program.instruction import Program
 from torch_ltc.program.sizes import Sizes, Values, separate_sizes, shared_sizes
-from torch_ltc.program.skeleton import Key, addresses_storage, input_slots, length_slots, skeleton, slot_text
+from torch_ltc.program.skeleton import (
+    Key,
+    addresses_storage,
+    input_slots,
+    length_slots,
+    number_source,
+    number_text,
+    skeleton,
+    slot_source,
+    slot_text,
+)
 from torch_ltc.runtime.cache import Entry
+from torch_ltc.source import UNKNOWN, Source
 
 # How often a family is compiled for one backend, or a program that stands alone; how many programs' integers are kept
 # to compare; and how many programs may fail to run what they share.
@@ -28,8 +39,20 @@ _MOST_COMPILES = 8
 _MOST_COMPILES_ALONE = 4
 _MOST_KEPT = 8
 _MOST_FAILURES = 2
+# How many promoted integers and numbers a message names.
+_MOST_NAMED = 4
 
 _tickets = itertools.count(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Misfit:
+    """Why something is compiled although something was: the short name of the cause, a sentence, and the user's line.
+    Empty when nothing was compiled before."""
+
+    cause: str = ""
+    text: str = ""
+    source: Source = UNKNOWN
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,7 +64,18 @@ class Request:
     numbers: tuple[object, ...]
     varying: frozenset[int]
     sizes: Sizes | None
-    reason: str
+    why: Misfit
+
+    @property
+    def promoted(self) -> str:
+        """The integers and numbers that have become run-time inputs, in the user's terms."""
+        places = () if self.sizes is None else self.sizes.places
+        texts = [slot_text(self.program, slot) for slot in places]
+        texts += [number_text(self.program, slot) for slot in sorted(self.varying)]
+        # A list of numbers is one thing to the user.
+        unique = list(dict.fromkeys(texts))
+        left = len(unique) - _MOST_NAMED
+        return "; ".join(unique[:_MOST_NAMED]) + (f"; and {left} more" if left > 0 else "")
 
     @property
     def symbolic(self) -> bool:
@@ -306,10 +340,11 @@ def _request(
     if sizes is not None and sizes.symbols:
         # A flag that did not change yet, in a program that others share, soon will.
         varying.update(slot for slot, number in enumerate(numbers) if isinstance(number, bool))
-    reason = _reason(shelf, entry, numbers)
-    if not reason and family is entry.own and entry.family is not None:
-        reason = entry.family.shelf(backend).static
-    return Request(next(_tickets), entry.program, tuple(numbers), frozenset(varying), sizes, reason)
+    why = _misfit(shelf, entry, numbers)
+    static = entry.family.shelf(backend).static if family is entry.own and entry.family is not None else ""
+    if not why.text and static:
+        why = Misfit("size", static, entry.program.calls[0].source)
+    return Request(next(_tickets), entry.program, tuple(numbers), frozenset(varying), sizes, why)
 
 
 def _sizes(family: Family, shelf: _Shelf, entry: Entry, backend: Backend) -> Sizes | None:
@@ -333,23 +368,25 @@ def _empty_input(values: Values, lengths: Sequence[bool]) -> bool:
     return any(length and value == 0 for length, value in zip(lengths, values, strict=True))
 
 
-def _reason(shelf: _Shelf, entry: Entry, numbers: Sequence[object]) -> str:
+def _misfit(shelf: _Shelf, entry: Entry, numbers: Sequence[object]) -> Misfit:
     """Why what there is does not fit, in the user's terms."""
     if not shelf.compiled:
-        return ""
-    lowered = shelf.compiled[-1]
+        return Misfit()
+    lowered, program = shelf.compiled[-1], entry.program
     wrong = lowered.misfits(numbers)
     if wrong:
         slot = min(wrong)
         was = dict(lowered.fixed)[slot]
-        return f"run-time number {slot} was {was!r} and is now {numbers[slot]!r}"
+        text = f"{number_text(program, slot)} was {was!r} and is now {numbers[slot]!r}"
+        return Misfit("number", text, number_source(program, slot))
     if lowered.sizes is None:
-        return ""
+        return Misfit()
     for slot in lowered.sizes.misfits(entry.values):
         was = lowered.sizes.slots[slot]
-        return f"{slot_text(entry.program, slot)} was {was} and is now {entry.values[slot]}"
+        kind, source = slot_source(program, slot)
+        return Misfit(kind, f"{slot_text(program, slot)} was {was} and is now {entry.values[slot]}", source)
     broken = lowered.broken_guard(entry.values)
-    return "" if broken is None else f"guard {broken}"
+    return Misfit() if broken is None else Misfit("guard", f"guard {broken}", program.calls[0].source)
 
 
 def _exhausted(
@@ -359,7 +396,7 @@ def _exhausted(
         what = f"program {entry.program.identity} again for each value of its numbers"
     else:
         what = f"programs like {entry.program.identity} again and again"
-    reason = _reason(shelf, entry, numbers)
+    reason = _misfit(shelf, entry, numbers).text
     return CompileError(
         f"{backend.name} would have to compile {what}" + (f": {reason}" if reason else ""),
         source=str(entry.program.calls[0].source),

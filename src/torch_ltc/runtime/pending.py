@@ -9,16 +9,17 @@ import torch
 from torch_ltc.errors import LtcError
 from torch_ltc.lowering.data import BackendData, alias_physical
 from torch_ltc.lowering.interface import Arguments, Held
-from torch_ltc.program.instruction import Program
+from torch_ltc.program.instruction import Call, Program
 from torch_ltc.program.spec import Spec, spec_of
-from torch_ltc.runtime.buffer import buffer_of, physical_device
+from torch_ltc.program.tree import Node
+from torch_ltc.runtime.buffer import Buffer, buffer_of, physical_device
 from torch_ltc.runtime.cache import Entry, executables, next_identity
 from torch_ltc.runtime.compiling import Policy
 from torch_ltc.runtime.execute import execute_entry
 from torch_ltc.runtime.executor import executor
 from torch_ltc.runtime.random import device_random
 from torch_ltc.runtime.recorder import recorder
-from torch_ltc.runtime.sync import physical
+from torch_ltc.runtime.sync import physical, touched
 
 
 def pending_entry_for(tensors: Sequence[torch.Tensor]) -> Entry:
@@ -69,6 +70,33 @@ def pending_inputs() -> tuple[list[int], list[object]]:
         numbers: list[object] = list(recorder.scalars)
         future = executor.submit(lambda: [physical(buffer, spec) for buffer, spec in pairs])
     return [buffer.identity for buffer, _ in pairs] + [-1] * len(numbers), [*future.result(), *numbers]
+
+
+def uncomputed(tensor: torch.Tensor) -> str:
+    """What is known of a tensor's value while it is not computed: "pending", or "queued" behind other programs, with the
+    call that makes it; empty when it is computed. Neither syncs nor waits."""
+    buffer = buffer_of(tensor)
+    with recorder.lock:
+        if not touched(buffer):
+            return "" if buffer.job is None or buffer.job.done() else f"queued: {spec_of(tensor)}"
+        maker = _latest_call(buffer)
+    made = "" if maker is None else f", {maker.name} at {maker.source}"
+    return f"pending: {spec_of(tensor)}{made}"
+
+
+def _latest_call(buffer: Buffer) -> Call | None:
+    """The pending call that made the buffer or wrote to it last. With the recorder's lock held."""
+    own = buffer.number - recorder.base
+    numbers = {own}
+    if buffer.views is not None and buffer.views_base == recorder.base:
+        numbers.update(number - recorder.base for number in buffer.views.values())
+    node: Node | None = recorder.node
+    while node is not None:
+        call = node.instruction
+        if isinstance(call, Call) and ((own >= 0 and own in call.numbers) or not numbers.isdisjoint(call.mutated)):
+            return call
+        node = node.parent
+    return None
 
 
 def publish(tensors: Sequence[torch.Tensor]) -> bytes:

@@ -27,7 +27,7 @@ from torch_ltc.program.instruction import (
     Returns,
 )
 from torch_ltc.program.operator import DEFAULT, Kind, Operator
-from torch_ltc.program.source import UNKNOWN, Source, current_source
+from torch_ltc.program.source import Source, call_source, current_source, note_forward
 from torch_ltc.program.spec import Spec, spec_of
 from torch_ltc.program.template import Template, make_template
 from torch_ltc.program.traced import Traced
@@ -102,6 +102,7 @@ class Recorder:
         "bound",
         "lines",
         "traced",
+        "awaited",
     )
 
     def __init__(self) -> None:
@@ -115,6 +116,8 @@ class Recorder:
         self.buffers: list[Buffer] = []
         # Numbers of the call being recorded; they join `scalars` once the call is known to be right.
         self.numbers: list[Any] = []
+        # What wants to be told when the pending program has been queued; see `async_item`.
+        self.awaited: list[Any] = []
         self.bound = settings.pending_bound
         self.reset()
 
@@ -212,7 +215,7 @@ class Recorder:
         if child.key != key:
             found = self.tree.find(node, key)
             if found is None:
-                found = self.tree.add(node, key, Input(buffer.input, spec, self.count - self.base, UNKNOWN))
+                found = self.tree.add(node, key, Input(buffer.input, spec, self.count - self.base, call_source(2)))
                 found.made = 1
             child = found
         number = self.step(child)
@@ -389,6 +392,9 @@ class Recorder:
             returns = self._ask(operator, values, specs)
         first = self.count - self.base
         numbers = result_numbers(returns, first)
+        source = call_source(2)
+        if not source.backward:
+            note_forward(operand_tensors(operator, values), source)
         call = Call(
             operator.op,
             template.args,
@@ -396,7 +402,7 @@ class Recorder:
             template.operands,
             returns,
             first,
-            current_source(2),
+            source,
             operator.random,
             numbers,
             Layout(),

@@ -25,7 +25,7 @@ from torch_ltc.events import (
 from torch_ltc.lowering.calls import laid_out
 from torch_ltc.lowering.data import BackendData
 from torch_ltc.lowering.interface import Arguments, Held, Outcome
-from torch_ltc.program.instruction import Program
+from torch_ltc.program.instruction import Call, Program
 from torch_ltc.program.references import held_elsewhere
 from torch_ltc.program.source import Source, current_source
 from torch_ltc.program.spec import Spec, keep_bounded, spec_of
@@ -35,8 +35,10 @@ from torch_ltc.runtime.cache import Entry, executables, next_identity
 from torch_ltc.runtime.compiling import Policy
 from torch_ltc.runtime.execute import execute_entry
 from torch_ltc.runtime.executor import executor
-from torch_ltc.runtime.memory import memory
+from torch_ltc.runtime.memory import add_holdings, add_largest, memory
+from torch_ltc.runtime.permission import permission
 from torch_ltc.runtime.random import device_random
+from torch_ltc.runtime.ranges import span
 from torch_ltc.runtime.recorder import recorder
 
 Result = TypeVar("Result")
@@ -84,9 +86,11 @@ def pending_entry(outputs: list[Buffer]) -> tuple[Entry, bool]:
 
 def cut(reason: SyncReason) -> None:
     """Queue the pending program, if there is one, and begin the next."""
+    if permission.threads and not recorder.empty:
+        permission.check(reason)
     began = time.perf_counter()
     _make_room()
-    with recorder.lock:
+    with span("sync", 0, reason.name.lower()), recorder.lock:
         if recorder.empty:
             return
         record_s = began - recorder.started
@@ -102,6 +106,10 @@ def cut(reason: SyncReason) -> None:
         for buffer in (*outputs, *(inputs[i] for i in entry.written)):
             buffer.views = None
             buffer.job = job
+        for buffer, number in zip(outputs, entry.program.outputs, strict=True):
+            buffer.maker = (entry.program, number)
+        if recorder.awaited:
+            _fetch_awaited()
     # Last: what listeners record or read belongs to the next program.
     _tell(entry, reason, known, len(outputs), record_s, began)
 
@@ -115,6 +123,13 @@ def _tell(entry: Entry, reason: SyncReason, known: bool, outputs: int, record_s:
         emit(SyncEvent(reason, size, len(program.inputs), outputs, program.identity, known, record_s, source, took_s))
     for listener in synced_programs:
         listener(entry)
+
+
+def _fetch_awaited() -> None:
+    """Queue the reads that were asked for without a sync: right behind the program that was just queued."""
+    awaited, recorder.awaited = recorder.awaited, []
+    for item in awaited:
+        item.queue()
 
 
 def _make_room() -> None:
@@ -178,13 +193,13 @@ def _run(
     for position, data in outcome.replaced.items():
         inputs[entry.program.inputs[position].buffer].data = data
     for failure in outcome.failures:
-        executor.report(failure)
-    for buffer, result in zip(outputs, outcome.results, strict=True):
+        executor.report(add_holdings(failure))
+    for buffer, result, maker in zip(outputs, outcome.results, entry.makers, strict=True):
         if isinstance(result, LtcError):
             buffer.error = result
         else:
             buffer.data = result
-            memory.hold(buffer)
+            memory.hold(buffer, maker)
 
 
 def _all_lost(entry: Entry, error: BaseException) -> Outcome:
@@ -192,6 +207,7 @@ def _all_lost(entry: Entry, error: BaseException) -> Outcome:
     lost = error if isinstance(error, LtcError) else LtcError(what)
     if lost is not error:
         lost.__cause__ = error
+    add_largest(lost, entry.program)
     return Outcome([lost] * len(entry.program.outputs), [lost])
 
 
@@ -232,9 +248,12 @@ def read(tensor: torch.Tensor, use: Callable[[torch.Tensor], Result], what: str)
 
 def read_buffer(buffer: Buffer, spec: Spec, use: Callable[[torch.Tensor], Result], what: str) -> Result:
     """As `read`, for a buffer seen with geometry `spec`."""
+    if permission.threads:
+        permission.check(SyncReason.READ)
     began = time.perf_counter()
     try:
-        result = _read(buffer, spec, use)
+        with span("read", 0, what):
+            result, wait_s = _read(buffer, spec, use)
     except LtcError as error:
         executor.forget(error)
         raise
@@ -242,24 +261,29 @@ def read_buffer(buffer: Buffer, spec: Spec, use: Callable[[torch.Tensor], Result
     executor.warn_noted()
     if has_listeners(ReadEvent):
         source = current_source()
-        emit(ReadEvent(what, spec.numel * spec.dtype.itemsize, time.perf_counter() - began, source))
+        took_s = time.perf_counter() - began
+        emit(ReadEvent(what, spec.numel * spec.dtype.itemsize, took_s, source, wait_s))
     return result
 
 
-def _read(buffer: Buffer, spec: Spec, use: Callable[[torch.Tensor], Result]) -> Result:
+def _read(buffer: Buffer, spec: Spec, use: Callable[[torch.Tensor], Result]) -> tuple[Result, float]:
+    """What `use` gives, and how long the thread waited for the program."""
     with recorder.lock:
         if touched(buffer):
             cut(SyncReason.READ)
         job = buffer.job
         if job is None or job.done():
-            return _use(buffer, spec, use)
-    executor.wait_for(job)
+            return _use(buffer, spec, use), 0.0
+    began = time.perf_counter()
+    with span("wait"):
+        executor.wait_for(job)
+    wait_s = time.perf_counter() - began
     with recorder.lock:
         if buffer.job is job:
-            return _use(buffer, spec, use)
+            return _use(buffer, spec, use), wait_s
         # Another thread has recorded on it meanwhile, and may go on doing so.
         future = executor.submit(lambda: use(physical(buffer, spec)), wait=False)
-    return future.result()
+    return future.result(), wait_s
 
 
 def _use(buffer: Buffer, spec: Spec, use: Callable[[torch.Tensor], Result]) -> Result:
@@ -267,6 +291,12 @@ def _use(buffer: Buffer, spec: Spec, use: Callable[[torch.Tensor], Result]) -> R
     buffer.job = None
     with torch._C._AutoDispatchBelowAutograd():
         return use(physical(buffer, spec))
+
+
+def producer_of(tensor: torch.Tensor) -> tuple[int, Call | None]:
+    """The identity of the program that made the tensor's memory, and the call in it; 0 when no program did."""
+    maker = buffer_of(tensor).maker
+    return (0, None) if maker is None else (maker[0].identity, maker[0].maker_of(maker[1]))
 
 
 def physical(buffer: Buffer, spec: Spec) -> torch.Tensor:
@@ -285,7 +315,8 @@ def sync(wait: bool = False) -> None:
     """Queue what is pending. With `wait`, return when it has run. Raises the error of an earlier program, once."""
     cut(SyncReason.EXPLICIT)
     if wait:
-        executor.drain()
+        with span("wait"):
+            executor.drain()
     executor.raise_reported()
     executor.warn_noted()
 

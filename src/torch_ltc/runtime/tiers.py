@@ -34,6 +34,8 @@ from torch_ltc.runtime.disk import Key, Store
 from torch_ltc.runtime.elsewhere import CompilerEnded, elsewhere
 from torch_ltc.runtime.executor import executor
 from torch_ltc.runtime.families import Request, families
+from torch_ltc.runtime.ranges import span
+from torch_ltc.runtime.watching import Failure, failed
 
 __all__ = ["Task", "compile_now", "compiling_now", "start", "stop", "summary", "wait_for_compiles"]
 
@@ -148,9 +150,12 @@ def compile_now(task: Task) -> bool:
     if families.served(request):
         families.withdrawn(request)
         return True
+    if task.store.folder:
+        metrics.count("CompileNotOnDisk")
     began = time.perf_counter()
     try:
-        lowered, data = _compiled(task, request)
+        with span("compile", request.program.identity, task.backend.name):
+            lowered, data = _compiled(task, request)
     except Exception as error:
         if background.stopped:
             return False
@@ -160,7 +165,19 @@ def compile_now(task: Task) -> bool:
         return False
     families.installed(request, lowered)
     duration_s = time.perf_counter() - began
-    emit(CompileEvent(request.program.identity, task.backend.name, duration_s, request.reason, data is not None))
+    why = request.why
+    emit(
+        CompileEvent(
+            request.program.identity,
+            task.backend.name,
+            duration_s,
+            why.text,
+            data is not None,
+            request.promoted,
+            why.cause,
+            why.source if why.text else None,
+        )
+    )
     if lowered.note:
         executor.note(lowered.note)
     if task.store.folder:
@@ -172,6 +189,7 @@ def compile_now(task: Task) -> bool:
 def refuse(entry: Entry, backend: Backend, error: BackendError, strict: bool) -> None:
     """The backend has had its chance with this program."""
     entry.refused[backend] = error
+    failed(Failure(entry, backend, "compile", error))
     emit(RefusalEvent(entry.program.identity, backend.name, "compile", str(error)))
     if strict:
         raise error
@@ -256,7 +274,8 @@ def _load(task: Task, path: str, data: bytes) -> None:
     program, backend = task.entry.program, task.backend
     began = time.perf_counter()
     try:
-        lowered = load_lowered(backend, program, data)
+        with span("load", program.identity, backend.name):
+            lowered = load_lowered(backend, program, data)
     except Exception as error:
         # Written by us, whole, and of no use: nobody else will have more luck with it.
         log.warning("%s cannot be loaded and is removed: %s: %s", path, type(error).__name__, error)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 
 from torch_ltc.lowering.interface import Backend
-from torch_ltc.testing.compare import Tolerance
+from torch_ltc.lowering.tolerance import Tolerance
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,11 +13,10 @@ from typing import Any
 
 import torch
 
+from torch_ltc.lowering.tolerance import Tolerance
 from torch_ltc.testing.outcome import Outcome, Snapshot
 from torch_ltc.testing.records import Difference, What
 
-Tolerance = tuple[float, float]
-"""Relative and absolute, as `rtol` and `atol` of `torch.testing`."""
 PLAIN_VALUES = (bool, int, float, complex, str, torch.dtype)
 
 

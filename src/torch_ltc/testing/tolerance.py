@@ -11,9 +11,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-from torch.testing._comparison import default_tolerances
 
-from torch_ltc.testing.compare import Tolerance
+from torch_ltc.lowering.tolerance import Tolerance, default_tolerance, larger
 
 COMPARING_TESTS = frozenset(
     {"TestCommon", "TestConsistency", "TestDecomp", "TestEagerFusionOpInfo", "TestInductorOpInfo", "TestJit"}
@@ -26,19 +25,10 @@ MOST_ABSOLUTE = 1e-2
 
 def tolerances(op: Any, claimed: Mapping[torch.dtype, Tolerance]) -> dict[torch.dtype, Tolerance]:
     """Per dtype what is allowed for an operator of the database; dtypes that have only the default are left out."""
-    found = {dtype: _larger(_default(dtype), tolerance) for dtype, tolerance in claimed.items()}
+    found = {dtype: larger(default_tolerance(dtype), tolerance) for dtype, tolerance in claimed.items()}
     for dtype, tolerance in _overrides(op):
-        found[dtype] = _larger(found.get(dtype, _default(dtype)), tolerance)
+        found[dtype] = larger(found.get(dtype, default_tolerance(dtype)), tolerance)
     return found
-
-
-def _default(dtype: torch.dtype) -> Tolerance:
-    relative, absolute = default_tolerances(dtype)
-    return float(relative), float(absolute)
-
-
-def _larger(left: Tolerance, right: Tolerance) -> Tolerance:
-    return max(left[0], right[0]), max(left[1], right[1])
 
 
 def _overrides(op: Any) -> Iterator[tuple[torch.dtype, Tolerance]]:

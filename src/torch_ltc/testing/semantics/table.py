@@ -15,8 +15,8 @@ import torch
 
 from torch_ltc import api
 from torch_ltc.errors import BackendError
+from torch_ltc.lowering.tolerance import Tolerance
 from torch_ltc.testing.claims import Claims
-from torch_ltc.testing.compare import Tolerance
 
 
 class ClaimError(AssertionError):

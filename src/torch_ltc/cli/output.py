@@ -1,0 +1,113 @@
+"""How commands speak: data on stdout, everything else on stderr; colours on a terminal; tables, sizes and ages."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TextIO, TypeVar
+
+from torch_ltc.config import foreign_variable
+
+Item = TypeVar("Item")
+PROGRESS_EVERY_S = 10.0
+_COLOURS = {"error": "31", "warning": "33", "hint": "36", "good": "32", "faint": "2", "strong": "1"}
+
+
+def coloured(text: str, style: str, stream: TextIO | None = None) -> str:
+    """The text in a colour, where `stream` (stdout) is a terminal and the user did not forbid it."""
+    stream = sys.stdout if stream is None else stream
+    if foreign_variable("NO_COLOR") or foreign_variable("TERM") == "dumb" or not stream.isatty():
+        return text
+    return f"\x1b[{_COLOURS[style]}m{text}\x1b[0m"
+
+
+def print_json(value: Any) -> None:
+    """Plain data on stdout."""
+    print(json.dumps(value, indent=1))
+
+
+def note(text: str) -> None:
+    """A message that is no result."""
+    print(f"{coloured('torch_ltc:', 'faint', sys.stderr)} {text}", file=sys.stderr, flush=True)
+
+
+def table(rows: Sequence[Sequence[str]], right: str = "") -> str:
+    """Rows as aligned columns, the first row the header; `right` has an "r" for each column that is aligned right."""
+    if not rows:
+        return ""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    sides = right.ljust(len(widths))
+    lines = [
+        "  ".join(
+            cell.rjust(width) if side == "r" else cell.ljust(width) for cell, width, side in zip(row, widths, sides)
+        ).rstrip()
+        for row in rows
+    ]
+    return "\n".join([coloured(lines[0], "strong"), *lines[1:]])
+
+
+def pairs(values: Mapping[str, str]) -> str:
+    """Names and values, one pair a line."""
+    width = max((len(name) for name in values), default=0)
+    return "\n".join(f"{name.ljust(width)}  {value}".rstrip() for name, value in values.items())
+
+
+def count(number: int, word: str) -> str:
+    """As "1 step" and "2 steps"."""
+    return f"{number:,} {word}" if number == 1 else f"{number:,} {word}s"
+
+
+def size_text(size_bytes: float) -> str:
+    """As "1.5 MiB"."""
+    unit = "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if size_bytes < 1024:
+            break
+        size_bytes, unit = size_bytes / 1024, larger
+    return f"{size_bytes:.0f} {unit}" if unit == "B" else f"{size_bytes:.1f} {unit}"
+
+
+_BINARY = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+def parse_size(text: str) -> int:
+    """Bytes that "500M", "1.5 GiB" or "1024" stand for; raises ValueError."""
+    word = text.strip().upper().removesuffix("B").removesuffix("I")
+    unit = word[-1:] if word[-1:] in "KMGT" else ""
+    number = float(word.removesuffix(unit))
+    # NaN and infinity, too, are no sizes.
+    if not 0 <= number < float("inf"):
+        raise ValueError(text)
+    return int(number * _BINARY[unit])
+
+
+def age_text(age_s: float) -> str:
+    """As "5 min"; ages in the future, which clocks of other machines cause, are none."""
+    for unit, length_s in (("d", 86400.0), ("h", 3600.0), ("min", 60.0)):
+        if age_s >= length_s:
+            return f"{age_s / length_s:.0f} {unit}"
+    return f"{max(age_s, 0.0):.0f} s"
+
+
+def duration_text(duration_s: float) -> str:
+    """As "1.2 s" and "3.4 ms"."""
+    if duration_s >= 1:
+        return f"{duration_s:.1f} s"
+    return f"{duration_s * 1e3:.1f} ms"
+
+
+def progress(items: Sequence[Item], label: str) -> Iterator[Item]:
+    """The items one by one, with a bar on stderr where that is a terminal and tqdm is installed."""
+    if sys.stderr.isatty() and importlib.util.find_spec("tqdm") is not None:
+        yield from importlib.import_module("tqdm").tqdm(items, desc=label, leave=False)
+        return
+    began = shown = time.monotonic()
+    for number, item in enumerate(items, 1):
+        yield item
+        now = time.monotonic()
+        if now - shown >= PROGRESS_EVERY_S:
+            shown = now
+            print(f"{label}: {number} of {len(items)}, {now - began:.0f} s", file=sys.stderr, flush=True)

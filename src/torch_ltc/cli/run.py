@@ -1,0 +1,156 @@
+"""`ltc run SCRIPT`: an unmodified script on the lazy device."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from torch_ltc import api
+from torch_ltc.cli.command import Command
+from torch_ltc.cli.cuda_names import cuda_names
+from torch_ltc.cli.output import count, note
+from torch_ltc.cli.recordings import last_run, write_recording
+from torch_ltc.cli.script import run_script, surroundings
+from torch_ltc.cli.script_device import default_device
+from torch_ltc.config import SETTINGS, settings
+from torch_ltc.debug.doctor import examine
+from torch_ltc.debug.history import history
+from torch_ltc.debug.recording import Finding, Recording
+from torch_ltc.debug.report import write_report
+from torch_ltc.errors import LtcError, SettingError
+
+SEVERITIES = ("error", "warning", "hint")
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--backend", metavar="NAME", help="compile with this backend; `ltc backends` lists them")
+    parser.add_argument(
+        "--map-cuda",
+        action="store_true",
+        help='"cuda", .cuda() and torch.cuda mean the lazy device: for scripts that ask for a GPU',
+    )
+    parser.add_argument(
+        "--no-default-device",
+        action="store_true",
+        help="leave the default device alone: for scripts that say themselves what is on 'ltc'",
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        dest="changes",
+        metavar="NAME=VALUE",
+        help="change a setting, as --set tiers=blocking; repeatable; docs/settings.md lists them",
+    )
+    parser.add_argument("--report", type=Path, metavar="FILE", help="write the report of the run, a page, to FILE")
+    parser.add_argument(
+        "--record",
+        type=Path,
+        metavar="FILE",
+        help="write the recording of the run to FILE; by default to the cache folder, where other commands find it",
+    )
+    parser.add_argument("--quiet", action="store_true", help="no line about the run at its end")
+    parser.add_argument("-m", action="store_true", dest="as_module", help="SCRIPT is the name of a module")
+    parser.add_argument("script", metavar="SCRIPT", help="a Python file, or with -m a module")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="arguments of the script")
+
+
+def _run(options: argparse.Namespace) -> int:
+    changes = dict(parse_setting(text) for text in options.changes)
+    if options.backend is not None:
+        changes["backend"] = options.backend
+    with surroundings(options.script, options.arguments, options.as_module):
+        # Not for a while: what happens when the process ends follows the settings too.
+        for name, value in changes.items():
+            setattr(settings, name, value)
+        history.clear()
+        with ExitStack() as stack:
+            if options.map_cuda:
+                stack.enter_context(cuda_names())
+            if not options.no_default_device:
+                stack.enter_context(default_device())
+            status = run_script(options.script, options.as_module)
+        status = _wait(status)
+        recording = history.recording()
+    return _finish(options, recording, status)
+
+
+def _wait(status: int) -> int:
+    """Return when everything that was synced has run; an error that nobody has seen fails the run."""
+    try:
+        api.wait_device_ops()
+    except LtcError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return status or 1
+    return status
+
+
+def _finish(options: argparse.Namespace, recording: Recording, status: int) -> int:
+    """Write what was asked for, and say how it went. The script's status is worth more than ours."""
+    findings = examine(recording)
+    path = options.record or last_run()
+    try:
+        if path is not None:
+            write_recording(path, recording)
+        if options.report is not None:
+            write_report(options.report, recording, findings)
+    except OSError as error:
+        note(f"cannot write what was recorded: {error}")
+        status = status or 1
+    if not options.quiet:
+        see = "" if path is None else f"; see: ltc doctor{'' if options.record is None else f' {shlex.quote(str(path))}'}"
+        note(summary(recording, findings) + see)
+    return status
+
+
+def summary(recording: Recording, findings: Sequence[Finding]) -> str:
+    """A recording in one line."""
+    compiles = sum(not row.loaded for row in recording.compiles)
+    loads = len(recording.compiles) - compiles
+    parts = [
+        count(recording.steps, "step"),
+        count(len(recording.programs) + recording.dropped_programs, "program"),
+        count(compiles, "compile"),
+        *([count(loads, "load")] if loads else []),
+        count(sum(row.count for row in recording.syncs if row.kind == "sync"), "sync"),
+    ]
+    found = Counter(finding.severity for finding in findings)
+    parts += [count(found[severity], severity) for severity in SEVERITIES if found[severity]]
+    return ", ".join(parts)
+
+
+def parse_setting(text: str) -> tuple[str, str | int | bool]:
+    """The name and the value of "NAME=VALUE"; raises SettingError."""
+    name, equals, value = text.partition("=")
+    setting = SETTINGS.get(name)
+    if setting is None or not equals:
+        raise SettingError(f"--set takes NAME=VALUE, got {text!r}", hint="one of " + ", ".join(SETTINGS))
+    try:
+        return name, setting.parse(value)
+    except SettingError as error:
+        raise SettingError(f"the setting '{name}' cannot be {value!r}", hint=f"give it {setting.allowed()}") from error
+
+
+COMMAND = Command(
+    name="run",
+    help="run a script on the lazy device, and record what happens",
+    description=(
+        "Run an unmodified script on the lazy device: the default device is 'ltc', tensors made of NumPy arrays and "
+        "batches of a DataLoader go there too, and .numpy() copies from there. With --map-cuda, a script that asks "
+        "for a GPU gets the lazy device instead. At the end the recording of the run is written for `ltc doctor`, "
+        "`ltc explain`, `ltc report` and `ltc dump`. The exit status is the script's own."
+    ),
+    add_options=_add_options,
+    run=_run,
+    epilog=(
+        "examples:\n"
+        "  ltc run train.py --epochs 3\n"
+        "  ltc run --map-cuda --report report.html train.py\n"
+        "  ltc run --backend inductor --set fallback=error -m package.train"
+    ),
+)

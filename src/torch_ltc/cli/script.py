@@ -1,0 +1,82 @@
+"""Running a script or a module as `python` runs it: arguments, search path, `__main__`, exit status, traceback."""
+
+from __future__ import annotations
+
+import builtins
+import io
+import os
+import runpy
+import sys
+import types
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+
+from torch_ltc.errors import LtcError
+
+FAILED = 1
+INTERRUPTED = 130
+_RUNPY = runpy.__file__
+
+
+def run_script(script: str, as_module: bool = False) -> int:
+    """Run it to its end, inside of `surroundings`; gives the exit status."""
+    return _status_of(lambda: _execute(script, as_module))
+
+
+@contextmanager
+def surroundings(script: str, arguments: Sequence[str], as_module: bool) -> Iterator[None]:
+    """Inside, the process looks as it does to a script. Raises LtcError when there is nothing to run."""
+    if not as_module and not os.path.exists(script):
+        raise LtcError(f"there is no file {script!r}", hint="name a script, or a module with -m")
+    before = sys.argv, sys.path[:], sys.modules["__main__"]
+    sys.argv = [script, *arguments]
+    # Started as `python -m torch_ltc`, the first place is the current folder; started as `ltc`, the folder of that.
+    sys.path[:1] = [os.getcwd() if as_module else os.path.dirname(os.path.realpath(script))]
+    try:
+        yield
+    finally:
+        sys.argv, sys.path[:], sys.modules["__main__"] = before
+
+
+def _execute(script: str, as_module: bool) -> None:
+    if as_module:
+        runpy.run_module(script, run_name="__main__", alter_sys=True)
+    elif os.path.isdir(script) or script.endswith(".zip"):
+        runpy.run_path(script, run_name="__main__")
+    else:
+        # As in Python, the file's name is absolute, whatever the argument is; runpy would take it as it is.
+        path = os.path.abspath(script)
+        with io.open_code(path) as file:
+            code = compile(file.read(), path, "exec", dont_inherit=True)
+        module = types.ModuleType("__main__")
+        module.__dict__.update(__file__=path, __builtins__=builtins, __spec__=None, __cached__=None)
+        sys.modules["__main__"] = module
+        exec(code, module.__dict__)
+
+
+def _status_of(run: Callable[[], None]) -> int:
+    """The exit status that Python would have; what it would print is printed."""
+    try:
+        run()
+    except SystemExit as stop:
+        if stop.code is None or isinstance(stop.code, int):
+            return stop.code or 0
+        print(stop.code, file=sys.stderr)
+        return FAILED
+    except BaseException as error:
+        error.__traceback__ = _without_ours(error.__traceback__)
+        # The script may have set a hook of its own.
+        sys.excepthook(type(error), error, error.__traceback__)
+        return INTERRUPTED if isinstance(error, KeyboardInterrupt) else FAILED
+    return 0
+
+
+def _without_ours(trace: TracebackType | None) -> TracebackType | None:
+    """The traceback from the script's first frame on; an error in finding the script has none."""
+    while trace is not None:
+        file = trace.tb_frame.f_code.co_filename
+        if file != __file__ and file != _RUNPY and not file.startswith("<frozen "):
+            return trace
+        trace = trace.tb_next
+    return None

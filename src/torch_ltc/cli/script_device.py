@@ -1,0 +1,177 @@
+"""The default device of a script that names none, and what else such a script takes for granted.
+
+`torch.set_default_device` covers the functions that make tensors. A script that was written for the CPU also makes
+tensors of arrays, reads them as arrays, and takes batches out of a `DataLoader`: here these follow the default device,
+as long as that is ltc. A script that names "cpu" gets the CPU, and may set another default.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+from torch.utils.data import DataLoader, dataloader
+
+from torch_ltc.cli.output import note
+from torch_ltc.cli.patches import Patches
+
+NAME = "ltc"
+# Options of a loader that are errors without worker processes.
+_OF_WORKERS: Mapping[str, Any] = {
+    "num_workers": 0,
+    "prefetch_factor": None,
+    "persistent_workers": False,
+    "timeout": 0,
+    "multiprocessing_context": None,
+    "worker_init_fn": None,
+}
+
+
+class _State:
+    """Whether a script runs here now."""
+
+    active = False
+
+
+def _is_default() -> bool:
+    return torch.get_default_device().type == NAME
+
+
+@contextmanager
+def default_device() -> Iterator[None]:
+    """Inside, tensors are made on the device unless the script says otherwise."""
+    torch.set_default_device(NAME)
+    _State.active = True
+    try:
+        with Patches() as patches:
+            _follow_arrays(patches)
+            _follow_loaders(patches)
+            yield
+    finally:
+        _State.active = False
+        torch.set_default_device(None)
+
+
+def _in_worker() -> None:
+    """In a process that was forked, as the workers of a loader are: the device cannot be used there."""
+    if _State.active:
+        torch.set_default_device("cpu")
+
+
+os.register_at_fork(after_in_child=_in_worker)
+
+
+# ---- arrays ---------------------------------------------------------------------------------------------------------
+
+
+def _follow_arrays(patches: Patches) -> None:
+    def moved(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def make(*args: Any, **kwargs: Any) -> torch.Tensor:
+            made = original(*args, **kwargs)
+            return made.to(NAME) if _is_default() else made
+
+        return make
+
+    def copied(original: Callable[..., Any]) -> Callable[..., Any]:
+        def read(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            if self.device.type != NAME:
+                return original(self, *args, **kwargs)
+            array = original(self.cpu(), *args, **kwargs)
+            # On the CPU the array and the tensor are one memory. A write that the tensor would not see must fail.
+            array.flags.writeable = False
+            return array
+
+        return read
+
+    base_new: Any = torch._C.TensorBase.__new__
+
+    # The class is among `args`: PyTorch's compiler compares signatures when it is loaded, and takes this one.
+    def new(*args: Any, **kwargs: Any) -> Any:
+        made = base_new(*args, **kwargs)
+        return made.to(NAME) if args[0] is torch.Tensor and _is_default() else made
+
+    patches.wrap(torch, "from_numpy", moved)
+    patches.wrap(torch, "frombuffer", moved)
+    patches.wrap(torch.Tensor, "numpy", copied)
+    patches.wrap(torch.Tensor, "__array__", copied)
+    patches.put(torch.Tensor, "__new__", new)
+
+
+# ---- loaders --------------------------------------------------------------------------------------------------------
+
+
+def _follow_loaders(patches: Patches) -> None:
+    """Items are made and put together on the CPU, in this process or in workers; batches come out on the device."""
+
+    def prepared(original: Callable[..., None]) -> Callable[..., None]:
+        signature = inspect.signature(original)
+
+        def create(self: DataLoader[Any], *args: Any, **kwargs: Any) -> None:
+            bound = signature.bind(self, *args, **kwargs)
+            _adapt(bound.arguments)
+            original(*bound.args, **bound.kwargs)
+
+        return create
+
+    def on_cpu(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def iterate(self: Any) -> Any:
+            if not _is_default():
+                return original(self)
+            with torch.device("cpu"):
+                return original(self)
+
+        return iterate
+
+    def to_device(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def following(self: Any) -> Any:
+            if not _is_default():
+                return original(self)
+            with torch.device("cpu"):
+                batch = original(self)
+            return pytree.tree_map(_moved, batch)
+
+        return following
+
+    patches.wrap(DataLoader, "__init__", prepared)
+    patches.wrap(DataLoader, "__iter__", on_cpu)
+    patches.wrap(dataloader._BaseDataLoaderIter, "__next__", to_device)
+
+
+def _adapt(options: dict[str, Any]) -> None:
+    """Change the options of a loader that the device cannot follow."""
+    # Memory of the host that a GPU copies from; batches are on the device already.
+    if options.get("pin_memory"):
+        options["pin_memory"] = False
+    if options.get("num_workers") and _holds_device_tensors(options.get("dataset")):
+        options.update({name: value for name, value in _OF_WORKERS.items() if name in options})
+        note("a DataLoader works without worker processes: its data set is on the device, which they cannot use")
+
+
+def _holds_device_tensors(value: Any, depth: int = 3) -> bool:
+    """Whether tensors of the device are in a data set, in plain containers or in attributes of objects in it."""
+    if isinstance(value, torch.Tensor):
+        return value.device.type == NAME
+    if depth == 0 or isinstance(value, str | bytes | type):
+        return False
+    if isinstance(value, Mapping):
+        inside: list[Any] = list(value.values())
+    elif isinstance(value, Sequence):
+        # Items of a long list are of one kind.
+        inside = list(value[:16]) if isinstance(value, list | tuple) else []
+    else:
+        inside = list(getattr(value, "__dict__", {}).values())
+    return any(_holds_device_tensors(item, depth - 1) for item in inside)
+
+
+def _moved(leaf: Any) -> Any:
+    if isinstance(leaf, torch.Tensor):
+        return leaf.to(NAME)
+    # Packed sequences, and the dictionaries of tokenizers, which are no dict.
+    if isinstance(leaf, Mapping | tuple) and hasattr(leaf, "to"):
+        return leaf.to(NAME)
+    return leaf

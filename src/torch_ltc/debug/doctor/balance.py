@@ -1,0 +1,116 @@
+"""Rules about what the run waits for: the device, the program that records, or copies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from statistics import median
+
+from torch_ltc.debug.doctor.figures import FEWEST_STEPS, active_s, percent, record_s, run_s, seconds, share
+from torch_ltc.debug.doctor.registry import Symptom, rule
+from torch_ltc.debug.recording import Recording
+from torch_ltc.runtime.memory import size_text
+
+# Runs shorter than this are dominated by imports, the first batch and compiling.
+_SHORTEST_RUN_S = 1.0
+_DEVICE_BUSY = 0.8
+_DEVICE_IDLE = 0.5
+_MOSTLY_RECORDING = 0.6
+# Waiting for room in the queue is normal while the device is the limit; from here on it is worth saying so.
+_WAITING_FOR_ROOM = 0.2
+# Copies to the device in a step, in the middle, and their size: more and smaller ones cost more than what is in them.
+_MANY_UPLOADS = 8
+_SMALL_UPLOAD_BYTES = 4096
+
+
+@rule(
+    "LTC213",
+    "small uploads",
+    means="Each step copies many small tensors to the device. The fixed price of a copy is larger than that of its "
+    "bytes.",
+    advice="Copy them together (one stacked tensor per batch), make constants once before the loop, and pass changing "
+    "numbers as Python numbers, which are inputs of the program.",
+)
+def small_uploads(recording: Recording) -> Iterator[Symptom]:
+    """Many small copies to the device in every step."""
+    uploads = [span for span in recording.spans if span.kind == "upload"]
+    per_step: dict[int, int] = {}
+    for span in uploads:
+        if span.size_bytes <= _SMALL_UPLOAD_BYTES:
+            per_step[span.step] = per_step.get(span.step, 0) + 1
+    # The first steps upload the model.
+    counts = [count for step, count in per_step.items() if step > 0]
+    if len(counts) < FEWEST_STEPS or len(counts) < recording.steps / 2 or median(counts) < _MANY_UPLOADS:
+        return
+    small = [span for span in uploads if span.size_bytes <= _SMALL_UPLOAD_BYTES and span.step > 0]
+    took_s = sum(span.duration_s for span in small)
+    mean_bytes = sum(span.size_bytes for span in small) / len(small)
+    yield Symptom(
+        "many small copies to the device in each step",
+        f"{median(counts):.0f} in a step in the middle of the run, {size_text(round(mean_bytes))} each on average; "
+        f"{len(small):,} copies took {seconds(took_s)}",
+        cost_s=took_s,
+        severity=None if share(took_s, active_s(recording)) >= 0.05 else "hint",
+    )
+
+
+@rule(
+    "LTC216",
+    "full queue",
+    severity="hint",
+    means="Syncs waited because as many programs as queue_bound allows were queued already. The device is the limit, "
+    "and the program is ahead of it: all is well.",
+    advice="Nothing. To go faster, make the device's work smaller or faster: another backend, a smaller dtype, a "
+    "larger machine.",
+)
+def full_queue(recording: Recording) -> Iterator[Symptom]:
+    """Syncs that waited for room in the queue."""
+    rows = [row for row in recording.syncs if row.kind == "sync"]
+    waited_s = sum(row.wait_s for row in rows)
+    if active_s(recording) >= _SHORTEST_RUN_S and share(waited_s, active_s(recording)) >= _WAITING_FOR_ROOM:
+        worst = max(rows, key=lambda row: row.wait_s)
+        yield Symptom(
+            "the program waits for room in the queue",
+            f"syncs took {seconds(waited_s)}, {percent(waited_s, active_s(recording))} of the run; "
+            f"{seconds(worst.wait_s)} of that here",
+            worst.source,
+        )
+
+
+@rule(
+    "LTC217",
+    "device bound",
+    severity="hint",
+    means="The device was busy for most of the run: it is the limit, and recording hides behind it.",
+    advice="Nothing is wrong. To go faster, make the device's work smaller or faster: another backend, a smaller "
+    "dtype, a larger machine.",
+)
+def device_bound(recording: Recording) -> Iterator[Symptom]:
+    """The device works nearly all of the time."""
+    busy_s = run_s(recording)
+    whole_s = active_s(recording)
+    if whole_s >= _SHORTEST_RUN_S and share(busy_s, whole_s) >= _DEVICE_BUSY:
+        yield Symptom(
+            "the device is the limit",
+            f"programs ran for {seconds(busy_s)}, {percent(busy_s, whole_s)} of {seconds(whole_s)}",
+        )
+
+
+@rule(
+    "LTC218",
+    "host bound",
+    severity="hint",
+    means="Recording takes most of the run and the device is idle for half of it or more: Python is the limit. The "
+    "time counts from the first operation of a program to its sync, with whatever else the program does in between.",
+    advice="Give each step more work (a larger batch), load data in other processes (num_workers), and look with a "
+    "Python profiler for what the step does beside recording.",
+)
+def host_bound(recording: Recording) -> Iterator[Symptom]:
+    """The device waits for the program."""
+    recorded_s, busy_s, whole_s = record_s(recording), run_s(recording), active_s(recording)
+    idle = share(busy_s, whole_s) <= _DEVICE_IDLE
+    if whole_s >= _SHORTEST_RUN_S and share(recorded_s, whole_s) >= _MOSTLY_RECORDING and idle:
+        yield Symptom(
+            "recording is the limit",
+            f"recording took {seconds(recorded_s)}, {percent(recorded_s, whole_s)} of the run, "
+            f"and the device ran for {seconds(busy_s)}, {percent(busy_s, whole_s)}",
+        )

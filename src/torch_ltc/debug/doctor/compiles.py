@@ -1,0 +1,204 @@
+"""Rules about compilations: those that come again and again, those that do not pay, and programs without one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch_ltc.debug.doctor.figures import (
+    FEWEST_STEPS,
+    grouped,
+    line_of,
+    listed,
+    many,
+    seconds,
+    setting,
+)
+from torch_ltc.debug.doctor.registry import Symptom, rule
+from torch_ltc.debug.recording import CompileRow, ProgramRow, Recording
+
+# One recompilation is how a changing size becomes a run-time input; from the second on something does not settle.
+_FEWEST_RECOMPILES = 2
+# A compilation shorter than this is not worth a word, whatever it brings.
+_WORTH_COMPILING_S = 0.5
+# Compilation time of a run from which keeping the results for the next one is felt.
+_WORTH_KEEPING_S = 5.0
+# Fewer compiled runs than this do not show what compiling brings.
+_FEWEST_RUNS = 5
+# Programs at one line that were synced once each, from which on they are no warm-up.
+_FEWEST_PROGRAMS = 10
+# Part of the programs at a line that are seen once: below it, what is new is the exception.
+_MOSTLY_NEW = 0.8
+
+# Causes that `explain` names: those of a size, and those that come once and need no advice.
+_SIZES = ("size", "guard")
+_HARMLESS = ("first", "backend", "mode")
+
+
+def _recompiles(recording: Recording, of_sizes: bool) -> Iterator[list[CompileRow]]:
+    """Compilations after the first at a site, grouped by cause and by the line of the first difference."""
+    again = [
+        row
+        for row in recording.compiles
+        if not row.loaded
+        and row.number > 1
+        and row.explanation.cause not in _HARMLESS
+        and (row.explanation.cause in _SIZES) == of_sizes
+    ]
+    for rows in grouped(again, lambda row: (row.explanation.cause, line_of(row.explanation.source))):
+        if len(rows) >= _FEWEST_RECOMPILES:
+            yield rows
+
+
+def _evidence(rows: list[CompileRow]) -> str:
+    differences = list(dict.fromkeys(row.explanation.difference for row in rows if row.explanation.difference))
+    took = seconds(sum(row.duration_s for row in rows))
+    what = f": {listed(differences)}" if differences else ""
+    return f"compiled again {many(len(rows), 'time')}, which took {took}{what}"
+
+
+@rule(
+    "LTC204",
+    "recompiling size",
+    means="Programs that differ in a size alone are compiled again and again. A size that changes becomes a run-time "
+    "input when it can; this one does not settle, because the backend or an operation needs it fixed.",
+    advice="Pad the batch or the sequence to a few fixed sizes (drop_last=True in the DataLoader, buckets of 64, 128, "
+    "256 tokens), so that few sizes come again.",
+)
+def recompiling_size(recording: Recording) -> Iterator[Symptom]:
+    """A size that keeps causing compilations."""
+    for rows in _recompiles(recording, of_sizes=True):
+        last = rows[-1].explanation
+        yield Symptom(
+            "a size that changes is compiled again and again",
+            _evidence(rows),
+            last.source,
+            cost_s=sum(row.duration_s for row in rows),
+        )
+
+
+@rule(
+    "LTC205",
+    "recompiling",
+    means="Programs cut at one line are compiled again and again, for a cause other than a size.",
+    advice="Make the steps record the same operations with the same arguments: see the message of the cause.",
+)
+def recompiling(recording: Recording) -> Iterator[Symptom]:
+    """Anything else that keeps causing compilations."""
+    for rows in _recompiles(recording, of_sizes=False):
+        last = rows[-1].explanation
+        yield Symptom(
+            f"programs are compiled again and again ({last.cause})",
+            f"{_evidence(rows)} ({last.code})",
+            last.source,
+            fix=last.advice,
+            cost_s=sum(row.duration_s for row in rows),
+        )
+
+
+@rule(
+    "LTC209",
+    "compilation that does not pay",
+    severity="hint",
+    means="Compiling a program took longer than all of its runs have gained from it.",
+    advice="Nothing, if the program will run longer than this one did. Else keep the result on disk (cache_dir), or "
+    'choose a backend that compiles faster: torch_ltc.use_backend("torchscript") or "interpreter".',
+)
+def compilation_does_not_pay(recording: Recording) -> Iterator[Symptom]:
+    """A compilation that took longer than it saved."""
+    waited = setting(recording, "tiers") in ("blocking", "off")
+    for row in recording.programs:
+        compiled = row.runs - row.interpreted
+        if row.compile_s < _WORTH_COMPILING_S or compiled < _FEWEST_RUNS or not row.interpreted:
+            continue
+        before_s = row.interpreted_s / row.interpreted
+        after_s = (row.run_s - row.interpreted_s) / compiled
+        gain_s = (before_s - after_s) * compiled
+        if gain_s < row.compile_s:
+            runs = f"a run takes {seconds(after_s)} compiled and {seconds(before_s)} in the interpreter"
+            pays = _break_even(row, before_s - after_s)
+            yield Symptom(
+                "compiling has not paid so far" if before_s > after_s else "the compiled program is not faster",
+                f"compiling program {row.identity} took {seconds(row.compile_s)}; {runs}; {pays}",
+                row.site,
+                cost_s=row.compile_s - max(0.0, gain_s) if waited else 0.0,
+                severity="warning" if waited and before_s <= after_s else None,
+            )
+
+
+def _break_even(row: ProgramRow, gain_s: float) -> str:
+    compiled = row.runs - row.interpreted
+    if gain_s <= 0:
+        return f"{many(compiled, 'run')} gained nothing"
+    return f"it pays from run {int(row.compile_s / gain_s) + 1:,} on, and there were {compiled:,}"
+
+
+@rule(
+    "LTC211",
+    "backend refused",
+    means="A backend could not compile or run a program, and the interpreter runs it instead, operation by operation.",
+    advice="See what the backend says; try another one with torch_ltc.use_backend(...), or set "
+    'settings.backend_failure = "error" to stop at the line.',
+)
+def backend_refused(recording: Recording) -> Iterator[Symptom]:
+    """Programs that the backend left to the interpreter."""
+    refused = [row for row in recording.programs if row.refused]
+    for rows in grouped(refused, lambda row: row.refused.partition("\n")[0]):
+        yield Symptom(
+            "the backend refused a program" if len(rows) == 1 else f"the backend refused {len(rows)} programs",
+            f"{many(sum(row.interpreted for row in rows), 'run')} in the interpreter, "
+            f"{seconds(sum(row.run_s for row in rows))} in all: {rows[0].refused.partition(chr(10))[0]}",
+            rows[0].first,
+        )
+
+
+@rule(
+    "LTC212",
+    "programs never seen twice",
+    means="The programs cut at a line are nearly all different. None is compiled, and each is recorded at the price of "
+    "a new one.",
+    advice="Make the steps record the same operations: keep Python numbers that change out of shapes and branches, and "
+    "hold the same tensors at the end of every step (a list that grows changes the program).",
+)
+def never_seen_twice(recording: Recording) -> Iterator[Symptom]:
+    """Lines at which nearly every program is new."""
+    if recording.steps and recording.steps < FEWEST_STEPS:
+        return
+    for rows in grouped(recording.programs, lambda row: line_of(row.site)):
+        once = [
+            row
+            for row in rows
+            if row.syncs == 1 and not row.compiles and not row.loads and row.backend in _NOT_COMPILED
+        ]
+        syncs = sum(row.syncs for row in rows)
+        if len(once) < _FEWEST_PROGRAMS or len(once) < _MOSTLY_NEW * syncs:
+            continue
+        explained = [row.explanation for row in once if row.explanation is not None and row.explanation.difference]
+        last = f"; the last differs from an earlier one in this: {explained[-1].difference}" if explained else ""
+        yield Symptom(
+            "nearly every program is new",
+            f"{len(once):,} of {many(syncs, 'sync')} at this line had a program that came once{last}",
+            explained[-1].source if explained else rows[-1].site,
+            fix=explained[-1].advice if explained else "",
+        )
+
+
+_NOT_COMPILED = ("", "interpreter")
+
+
+@rule(
+    "LTC214",
+    "disk cache not used",
+    severity="hint",
+    means="Compiling took long, and what was compiled is not there for the next process.",
+    advice="Unset LTC_CACHE_DIR, or name a folder that stays: the next process then loads what this one compiled.",
+)
+def disk_cache_not_used(recording: Recording) -> Iterator[Symptom]:
+    """Long compilations whose results are thrown away."""
+    fresh = [row for row in recording.compiles if not row.loaded]
+    took_s = sum(row.duration_s for row in fresh)
+    if setting(recording, "cache_dir") == "off" and took_s >= _WORTH_KEEPING_S:
+        yield Symptom(
+            "compiled programs are not kept",
+            f"{many(len(fresh), 'compilation')} took {seconds(took_s)}, and cache_dir is 'off'",
+            cost_s=took_s,
+        )

@@ -1,0 +1,55 @@
+"""Rules about memory that is held."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from statistics import median
+
+from torch_ltc.debug.doctor.figures import many
+from torch_ltc.debug.doctor.registry import Symptom, rule
+from torch_ltc.debug.recording import Recording
+from torch_ltc.runtime.memory import size_text
+
+# A buffer per step over fewer steps than this may be anything.
+_FEWEST_STEPS = 10
+# Of what a line holds, half comes between the second and the last quarter of the run if it grows by the same amount in
+# each step. Half of that again is enough to tell growth from what was there from the start, as parameters are.
+_GROWTH_PART = 0.25
+# Fewer samples do not show how memory develops.
+_FEWEST_SAMPLES = 8
+
+
+@rule(
+    "LTC210",
+    "memory that grows",
+    means="Buffers made at one line are held from every step of the run: a list, a dictionary or a running sum keeps "
+    "them, and a tensor that requires grad keeps its whole graph.",
+    advice="Keep numbers instead of tensors (torch_ltc.async_item(loss), or loss.item() every 10th step), or sum up on "
+    "the device under torch.no_grad(): total += loss.detach().",
+)
+def memory_that_grows(recording: Recording) -> Iterator[Symptom]:
+    """Lines whose buffers pile up, step by step."""
+    memory = recording.memory
+    grown_bytes = growth(memory.samples)
+    if recording.steps < _FEWEST_STEPS:
+        return
+    for row in memory.largest:
+        if row.count >= recording.steps and grown_bytes > 0 and grown_bytes >= _GROWTH_PART * row.size_bytes:
+            made = f"{many(row.count, 'buffer')} made here by {row.op or 'a copy'}"
+            yield Symptom(
+                "memory grows with every step",
+                f"{made} are alive after {recording.steps:,} steps, {size_text(row.size_bytes)}; all buffers together "
+                f"grew by {size_text(round(grown_bytes))} from the second to the last quarter of the run",
+                row.source,
+            )
+
+
+def growth(samples: Sequence[tuple[float, int]]) -> float:
+    """Bytes by which the last quarter of the run holds more than the second."""
+    if len(samples) < _FEWEST_SAMPLES:
+        return 0.0
+    begin_s, end_s = samples[0][0], samples[-1][0]
+    quarter_s = (end_s - begin_s) / 4
+    second = [held for at_s, held in samples if begin_s + quarter_s <= at_s < begin_s + 2 * quarter_s]
+    last = [held for at_s, held in samples if at_s >= end_s - quarter_s]
+    return median(last) - median(second) if second and last else 0.0

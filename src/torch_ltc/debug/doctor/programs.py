@@ -1,0 +1,138 @@
+"""Rules about how the run is cut into programs, and about what did not become part of one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch_ltc.debug.doctor.figures import (
+    FEWEST_STEPS,
+    active_s,
+    listed,
+    many,
+    percent,
+    program_rows,
+    seconds,
+    setting,
+    share,
+)
+from torch_ltc.debug.doctor.registry import Symptom, rule
+from torch_ltc.debug.recording import FallbackRow, ProgramRow, Recording, SyncRow
+
+# Below some ten calls the fixed cost of a sync (queue, key, buffers) is as large as the calls themselves.
+_TINY_CALLS = 10
+# Fewer tiny programs than this are start-up and shut-down.
+_FEWEST_TINY = 20
+# A fallback that costs less of the run, and is not in the loop, is worth a hint only.
+_WORTH_A_WARNING = 0.05
+_MOST_STEPS = 0.5
+
+# Syncs that end a step, and those that cut one. A fallback cuts, too: it has a rule of its own.
+_ENDS_OF_STEPS = ("explicit", "optimizer")
+_CUTS = ("read", "seed", "dtype")
+
+
+@rule(
+    "LTC206",
+    "fallback",
+    means="An operation cannot be recorded and runs eagerly. The program is cut before it, and the line waits until "
+    "everything before it has run.",
+    advice="Use an operation whose result has a fixed shape (torch.where or a product with the mask instead of a mask "
+    "as index, topk instead of nonzero), or move the line out of the loop.",
+)
+def fallback(recording: Recording) -> Iterator[Symptom]:
+    """Operations that ran eagerly."""
+    for row in recording.fallbacks:
+        loop = recording.steps >= FEWEST_STEPS and row.count >= _MOST_STEPS * recording.steps
+        costly = share(row.total_s, active_s(recording)) >= _WORTH_A_WARNING
+        yield Symptom(
+            f"{row.op} runs eagerly" + (" in the loop" if loop else ""),
+            _fallback_evidence(recording, row),
+            row.source,
+            cost_s=row.total_s,
+            severity="warning" if loop or costly else "hint",
+        )
+
+
+def _fallback_evidence(recording: Recording, row: FallbackRow) -> str:
+    part = percent(row.total_s, active_s(recording))
+    return f"{many(row.count, 'time')}, {seconds(row.total_s)} in all, {part} of the run, because {row.reason}"
+
+
+@rule(
+    "LTC207",
+    "tiny programs",
+    means="The run is cut into programs of a few operations. Each pays the fixed price of a sync, and there is little "
+    "in it to compile.",
+    advice="Remove what cuts them: read values at the end of the step or every 10th step, print without values "
+    "(settings.tensor_repr = 'pending'), and call sync() once per step.",
+)
+def tiny_programs(recording: Recording) -> Iterator[Symptom]:
+    """Lines that cut the run into small pieces."""
+    known = program_rows(recording)
+    cuts = [row for row in recording.syncs if row.kind == "sync" and _calls_per_program(row, known) < _TINY_CALLS]
+    steps = [row for row in cuts if row.reason in _ENDS_OF_STEPS]
+    # A small model has small programs: one line that ends its steps is no cut.
+    cutting = [row for row in cuts if row.reason in _CUTS] + (steps if len(steps) > 1 else [])
+    count = sum(row.count for row in cutting)
+    total = sum(row.count for row in recording.syncs if row.kind == "sync")
+    if count < max(_FEWEST_TINY, recording.steps) or not cutting:
+        return
+    cutting.sort(key=lambda row: -row.count)
+    named = [f"{row.reason} at {row.source} ({many(row.count, 'time')})" for row in cutting]
+    calls = sum(_calls_per_program(row, known) * row.count for row in cutting) / count
+    yield Symptom(
+        "the run is cut into tiny programs",
+        f"{count:,} of {many(total, 'sync')} had programs of {calls:.1f} operations on average, cut by {listed(named)}",
+        cutting[0].source,
+    )
+
+
+def _calls_per_program(row: SyncRow, known: dict[int, ProgramRow]) -> float:
+    """Operations of the programs that were cut there, weighted by how often; infinite when none is known."""
+    programs = [known[identity] for identity in row.programs if identity in known]
+    syncs = sum(program.syncs for program in programs)
+    return sum(program.calls * program.syncs for program in programs) / syncs if syncs else float("inf")
+
+
+@rule(
+    "LTC208",
+    "cut by the bound",
+    means="The pending program reached pending_bound and was cut where it happened to be. The next cut is elsewhere, "
+    "so that the pieces are seldom the same program twice.",
+    advice="Call torch_ltc.sync() where a step of your loop ends, or raise settings.pending_bound if one step is "
+    "really that long.",
+)
+def cut_by_the_bound(recording: Recording) -> Iterator[Symptom]:
+    """Programs that grew until the bound."""
+    rows = [row for row in recording.syncs if row.kind == "sync" and row.reason == "bound"]
+    if not rows:
+        return
+    count = sum(row.count for row in rows)
+    programs = sum(program.reason == "bound" for program in recording.programs)
+    bound = setting(recording, "pending_bound")
+    yield Symptom(
+        "programs are cut by the bound",
+        f"{many(count, 'cut')} at {bound or 'the bound of'} pending instructions, {programs:,} different programs",
+        max(rows, key=lambda row: row.count).source,
+        severity="warning" if count > 1 else "hint",
+    )
+
+
+@rule(
+    "LTC215",
+    "failed program",
+    severity="error",
+    means="An operation of a program failed when it ran. What depends on it is lost; the error was raised at the next "
+    "sync or read.",
+    advice="Read the error. LTC_REPRO_DIR=folder writes a script that repeats it, and LTC_CHECK=nan finds where "
+    "numbers first go wrong.",
+)
+def failed_program(recording: Recording) -> Iterator[Symptom]:
+    """Programs that failed when they ran."""
+    for row in recording.programs:
+        if row.failed:
+            yield Symptom(
+                "a program failed",
+                f"program {row.identity} failed in {row.failed:,} of {many(row.runs, 'run')} on {row.backend}",
+                row.site,
+            )

@@ -1,0 +1,50 @@
+"""Findings as text for a terminal, at most 120 columns wide where words allow it."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+
+from torch_ltc.debug.doctor.figures import many, seconds
+from torch_ltc.debug.doctor.registry import SEVERITIES
+from torch_ltc.debug.messages import MESSAGES
+from torch_ltc.debug.recording import Finding
+
+_WIDTH = 120
+_NAMES = ("where", "evidence", "costs", "fix", "more")
+_INDENT = 2 + max(len(name) for name in _NAMES) + 2
+
+
+def findings_text(findings: Sequence[Finding]) -> str:
+    """The findings, a paragraph each, after a line that counts them."""
+    if not findings:
+        return "The doctor found nothing.\n"
+    counts = [(severity, sum(finding.severity == severity for finding in findings)) for severity in SEVERITIES]
+    summary = ", ".join(many(count, severity) for severity, count in counts if count)
+    return "\n".join([f"The doctor found {summary}.\n", *(_paragraph(finding) for finding in findings)])
+
+
+def _paragraph(finding: Finding) -> str:
+    known = MESSAGES.get(finding.code)
+    parts = {
+        "where": finding.source.describe() if finding.source.file else "",
+        "evidence": finding.evidence,
+        "costs": f"about {seconds(finding.cost_s)}" if finding.cost_s else "",
+        "fix": finding.fix,
+        "more": known.link if known is not None and known.code.startswith("LTC") else "",
+    }
+    lines = [_wrapped(f"{finding.severity} {finding.code}: ", finding.title, 4)]
+    lines += [_wrapped(f"  {name}:".ljust(_INDENT), parts[name], _INDENT) for name in _NAMES if parts[name]]
+    return "\n".join(lines) + "\n"
+
+
+def _wrapped(head: str, text: str, indent: int) -> str:
+    return textwrap.fill(
+        text,
+        _WIDTH,
+        initial_indent=head,
+        subsequent_indent=" " * indent,
+        # A path that is cut in two cannot be copied.
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

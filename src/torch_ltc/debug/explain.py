@@ -1,0 +1,176 @@
+"""`explain`: why programs were compiled, as text, from a recording or from the running process."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+
+from torch_ltc.debug.history import history
+from torch_ltc.debug.messages import MESSAGES
+from torch_ltc.debug.recording import CompileRow, Explanation, ProgramRow, Recording
+from torch_ltc.errors import LtcError
+from torch_ltc.events import SyncReason
+from torch_ltc.runtime.pending import uncomputed
+from torch_ltc.runtime.sync import producer_of
+
+__all__ = ["Text", "explain", "explain_recording"]
+
+Last = Literal["compile", "sync"]
+
+# How many compilations the overview shows.
+_MOST_SHOWN = 20
+
+
+class Text(str):
+    """Text that shows as it is when a notebook or the interpreter displays it."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def explain(about: torch.Tensor | int | None = None, *, last: Last | None = None) -> Text:
+    """Why programs were compiled: what was new in each, compared with the nearest one that was known, the user's line,
+    and what to change.
+
+    Without arguments, an overview of all compilations. With a tensor, the program that computes it; with a number, the
+    program of that identity; with `last`, only the last "compile" or "sync". Neither syncs nor waits.
+    """
+    recording = history.recording(texts=False)
+    if isinstance(about, torch.Tensor):
+        return Text(_tensor_text(about, recording))
+    return Text(explain_recording(recording, about, last))
+
+
+def explain_recording(recording: Recording, program: int | None = None, last: Last | None = None) -> str:
+    """As `explain`, of a recording: all compilations, one `program`, or the `last` "compile" or "sync"."""
+    if last not in (None, "compile", "sync"):
+        raise LtcError(f"explain knows no last={last!r}", hint='last="compile", or last="sync"')
+    if program is not None:
+        return _program_text(_find(recording, program), recording)
+    if last == "sync":
+        return _last_sync(recording)
+    compiles = [row for row in recording.compiles if not row.loaded]
+    if last == "compile":
+        if not compiles:
+            return f"nothing was compiled {_so_far(recording)}"
+        return _compile_text(compiles[-1], recording)
+    return _overview(recording, compiles)
+
+
+def _find(recording: Recording, identity: int) -> ProgramRow:
+    for row in recording.programs:
+        if row.identity == identity:
+            return row
+    known = ", ".join(str(row.identity) for row in recording.programs[:10]) or "none"
+    raise LtcError(f"there is no program {identity} in the recording", hint=f"one of {known}")
+
+
+def _so_far(recording: Recording) -> str:
+    syncs = sum(row.syncs for row in recording.programs)
+    return f"in {_count(syncs, 'sync')} of {_count(len(recording.programs), 'program')}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def _milliseconds(duration_s: float) -> str:
+    return f"{duration_s * 1e3:,.1f} ms"
+
+
+def _overview(recording: Recording, compiles: list[CompileRow]) -> str:
+    if not compiles:
+        pages = [f"nothing was compiled {_so_far(recording)}"]
+    else:
+        total = sum(row.duration_s for row in compiles)
+        first = f"{_count(len(compiles), 'compilation')}, {_milliseconds(total)} in all, {_so_far(recording)}"
+        pages = [first, *(_compile_text(row, recording) for row in compiles[-_MOST_SHOWN:])]
+        if len(compiles) > _MOST_SHOWN:
+            pages.insert(1, f"the first {len(compiles) - _MOST_SHOWN:,} are left out")
+    loaded = sum(row.loaded for row in recording.compiles)
+    if loaded:
+        pages.append(f"{_count(loaded, 'program')} loaded from disk, compiled by earlier processes")
+    return "\n\n".join(pages)
+
+
+def _compile_text(row: CompileRow, recording: Recording) -> str:
+    where = " in another process" if row.elsewhere else ""
+    again = f", number {row.number} for this site" if row.number > 1 else ""
+    title = f"program {row.program}: compiled by {row.backend}{where} in {_milliseconds(row.duration_s)}"
+    lines = [f"{title} after step {row.step}{again}", *_explanation_lines(row.explanation)]
+    program = next((one for one in recording.programs if one.identity == row.program), None)
+    if program is not None:
+        lines.append(_site_line(program))
+    return "\n".join(lines)
+
+
+def _explanation_lines(explanation: Explanation) -> list[str]:
+    message = MESSAGES[explanation.code]
+    lines = [f"  {explanation.code} {explanation.cause}: {message.means}"]
+    if explanation.nearest:
+        lines.append(f"  nearest known: program {explanation.nearest}")
+    lines.append(f"  difference: {explanation.difference}")
+    if explanation.source.file:
+        lines.append(f"  at {explanation.source.describe()}")
+    if explanation.promoted:
+        lines.append(f"  run-time inputs from now on: {explanation.promoted}")
+    lines.append(f"  try: {explanation.advice}")
+    return lines
+
+
+def _site_line(row: ProgramRow) -> str:
+    reason = SyncReason[row.reason.upper()].value if row.reason else "unknown"
+    return f"  synced at {row.site}: {reason}"
+
+
+def _program_text(row: ProgramRow, recording: Recording) -> str:
+    counts = f"{_count(row.calls, 'call')}, {_count(row.inputs, 'input')}, {_count(row.outputs, 'output')}"
+    lines = [f"program {row.identity}: {counts}; {_count(row.syncs, 'sync')}, {_count(row.runs, 'run')}"]
+    lines.append(f"  {_state(row)}")
+    if row.explanation is not None:
+        lines += ["  it was new because:", *(f"  {line}" for line in _explanation_lines(row.explanation))]
+    lines.append(_site_line(row))
+    pages = ["\n".join(lines)]
+    pages += [_compile_text(one, recording) for one in recording.compiles if one.program == row.identity]
+    return "\n\n".join(pages)
+
+
+def _state(row: ProgramRow) -> str:
+    if row.refused:
+        return f"it runs in the interpreter: {row.refused.splitlines()[0]}"
+    if not row.runs:
+        return "it has not run yet"
+    if row.interpreted == row.runs:
+        return "it ran in the interpreter: a program is compiled when it is seen again"
+    if row.compiles:
+        return f"it runs on {row.backend}, which compiled it in {_milliseconds(row.compile_s)}"
+    if row.loads:
+        return f"it runs on {row.backend}, with what an earlier process compiled"
+    return f"it runs on {row.backend}, with what was compiled for another program: they differ in run-time inputs alone"
+
+
+def _last_sync(recording: Recording) -> str:
+    synced = next((span for span in reversed(recording.spans) if span.kind == "sync"), None)
+    if synced is None:
+        return "nothing was synced"
+    row = _find(recording, synced.program)
+    if row.syncs > 1:
+        return f"program {row.identity} was known: {_state(row)}\n{_site_line(row)}"
+    return _program_text(row, recording)
+
+
+def _tensor_text(tensor: torch.Tensor, recording: Recording) -> str:
+    if tensor.device.type != "ltc":
+        raise LtcError(f"explain takes a tensor on ltc, got one on {tensor.device}", hint="move it with .to('ltc')")
+    state = uncomputed(tensor)
+    if state.startswith("pending"):
+        return f"the tensor is {state}\n  nothing has been synced or compiled for it yet"
+    identity, call = producer_of(tensor)
+    if not identity:
+        return "the tensor is computed, and no program made it: it was copied to the device"
+    made = "" if call is None else f" by {call.name} at {call.source.describe()}"
+    first = f"the tensor is {state or 'computed'}; program {identity} made it{made}"
+    return f"{first}\n{_program_text(_find(recording, identity), recording)}"

@@ -1,0 +1,470 @@
+"""Keeps what happened, within bounds: the events of the pipeline, by program, line and time.
+
+One object for the process, `history`. It listens from the import of the package on; `recording()` gives everything as
+plain values. What it does per event is on the way of every sync, so that it is little: rows are made when asked for.
+"""
+
+from __future__ import annotations
+
+import datetime
+import sys
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+from torch_ltc import events, metrics
+from torch_ltc.config import SETTINGS, settings
+from torch_ltc.debug.causes import Compared, explain_compile, explain_new
+from torch_ltc.debug.recording import (
+    BufferRow,
+    CompileRow,
+    Explanation,
+    FallbackRow,
+    Line,
+    Memory,
+    ProgramRow,
+    Recording,
+    SettingRow,
+    Span,
+    SyncRow,
+)
+from torch_ltc.debug.versions import versions
+from torch_ltc.events import (
+    CompileEvent,
+    ExecuteEvent,
+    FallbackEvent,
+    LoadEvent,
+    ReadEvent,
+    RefusalEvent,
+    SyncEvent,
+    SyncReason,
+    UploadEvent,
+)
+from torch_ltc.lowering.registry import registry
+from torch_ltc.program.instruction import Program
+from torch_ltc.program.render import program_lines
+from torch_ltc.runtime.cache import Entry
+from torch_ltc.runtime.memory import memory, physical_figures
+from torch_ltc.runtime.sync import synced_programs
+from torch_ltc.source import UNKNOWN, Source
+
+__all__ = ["History", "history"]
+
+# How much is kept. Programs are kept for their text and to compare others with; figures outlive them.
+_MOST_SPANS = 20_000
+_MOST_PROGRAMS = 4_096
+_MOST_INSTRUCTIONS = 100_000
+_MOST_SITES = 10_000
+_MOST_SAMPLES = 2_000
+_MOST_HOLDINGS = 100
+
+_Row = TypeVar("_Row")
+
+
+class _Program:
+    """What is known of one program."""
+
+    __slots__ = (
+        "identity", "program", "calls", "inputs", "outputs", "site", "reason", "syncs", "runs", "interpreted", "failed",
+        "backend", "compiles", "loads", "record_s", "compile_s", "run_s", "interpreted_s", "refused", "explanation",
+        "_compared",
+    )  # fmt: skip
+
+    def __init__(self, identity: int) -> None:
+        self.identity = identity
+        self.program: Program | None = None
+        self.calls = self.inputs = self.outputs = 0
+        self.site: Source = UNKNOWN
+        self.reason: SyncReason | None = None
+        self.syncs = self.runs = self.interpreted = self.failed = self.compiles = self.loads = 0
+        self.backend = ""
+        self.record_s = self.compile_s = self.run_s = self.interpreted_s = 0.0
+        self.refused = ""
+        self.explanation: Explanation | None = None
+        self._compared: Compared | None = None
+
+    @property
+    def first(self) -> Source:
+        """The line of its first call."""
+        calls = self.program.calls if self.program is not None else ()
+        return calls[0].source if calls else UNKNOWN
+
+    def compared(self) -> Compared | None:
+        """The program as `explain` wants it; None when it is no longer kept."""
+        if self.program is None:
+            self._compared = None
+        elif self._compared is None:
+            self._compared = Compared(self.program, self.site, self.reason, self.identity)
+        return self._compared
+
+
+class _Site:
+    """Syncs, reads or fallbacks of one kind at one line."""
+
+    __slots__ = ("source", "kind", "reason", "count", "steps", "last_step", "wait_s", "size_bytes", "programs")
+
+    def __init__(self, source: Source, kind: str, reason: str) -> None:
+        self.source, self.kind, self.reason = source, kind, reason
+        self.count = self.steps = self.size_bytes = 0
+        self.last_step = -1
+        self.wait_s = 0.0
+        self.programs: dict[int, None] = {}
+
+    def add(self, step: int, wait_s: float, size_bytes: int = 0) -> None:
+        self.count += 1
+        self.wait_s += wait_s
+        self.size_bytes += size_bytes
+        if step != self.last_step:
+            self.steps += 1
+            self.last_step = step
+
+
+_Sites = dict[tuple[int, str, str], _Site]
+
+
+class _Compile:
+    """One compilation or load."""
+
+    __slots__ = ("event", "loaded", "end_s", "step", "number", "explanation")
+
+    def __init__(self, event: CompileEvent | LoadEvent, end_s: float, step: int, number: int) -> None:
+        self.event = event
+        self.loaded = isinstance(event, LoadEvent)
+        self.end_s, self.step, self.number = end_s, step, number
+        self.explanation: Explanation | None = None
+
+
+class History:
+    """What happened in this process since the start, or since `clear`."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._listening: list[Callable[[], None]] = []
+        # Called with the explanation of each compilation from the third of a site on.
+        self.on_recompile: list[Callable[[Explanation, int, Source], None]] = []
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget everything, and begin anew."""
+        with self._lock:
+            self._began = time.perf_counter()
+            self._started = datetime.datetime.now().isoformat(timespec="seconds")
+            self._spans: deque[tuple[Any, ...]] = deque(maxlen=_MOST_SPANS)
+            self._span_count = 0
+            self._programs: OrderedDict[int, _Program] = OrderedDict()
+            self._instructions = 0
+            self._dropped_programs = 0
+            # By the identity of the line, which is kept with the row.
+            self._sites: _Sites = {}
+            self._fallbacks: _Sites = {}
+            self._compiles: deque[_Compile] = deque(maxlen=_MOST_PROGRAMS)
+            self._compiled_at: dict[tuple[Source, Source], int] = {}
+            self._samples: list[tuple[float, int]] = []
+            self._every = 1
+            self._skipped = 0
+            self._optimizer_steps = self._explicit_steps = 0
+
+    def listen(self) -> None:
+        """Begin to listen. Once."""
+        handlers: dict[type, Callable[[Any], None]] = {
+            SyncEvent: self._on_sync,
+            ExecuteEvent: self._on_execute,
+            ReadEvent: self._on_read,
+            UploadEvent: self._on_upload,
+            CompileEvent: self._on_compile,
+            LoadEvent: self._on_compile,
+            FallbackEvent: self._on_fallback,
+            RefusalEvent: self._on_refusal,
+        }
+        self._listening = [events.subscribe(handler, kind) for kind, handler in handlers.items()]
+        synced_programs.append(self._on_synced)
+
+    @property
+    def step(self) -> int:
+        """How many steps have ended: syncs after an optimizer, or, where there is none, explicit ones."""
+        return self._optimizer_steps or self._explicit_steps
+
+    # ---- events ---------------------------------------------------------------------------------------------------
+
+    def _span(self, kind: str, lane: str, end_s: float, took_s: float, program: int, label: str, size: int = 0) -> None:
+        self._span_count += 1
+        self._spans.append((kind, lane, end_s - took_s, took_s, self.step, program, label, size))
+
+    def _program(self, identity: int) -> _Program:
+        found = self._programs.get(identity)
+        if found is None:
+            found = self._programs[identity] = _Program(identity)
+            if len(self._programs) > _MOST_PROGRAMS:
+                _, oldest = self._programs.popitem(last=False)
+                self._dropped_programs += 1
+                self._forget(oldest)
+        return found
+
+    def _forget(self, row: _Program) -> None:
+        if row.program is not None:
+            self._instructions -= len(row.program.instructions)
+            row.program = None
+
+    def _site(self, table: _Sites, source: Source | None, kind: str, reason: str) -> _Site:
+        source = UNKNOWN if source is None else source
+        row = table.get((id(source), kind, reason))
+        if row is None:
+            if len(table) >= _MOST_SITES:
+                source = UNKNOWN
+            row = table.setdefault((id(source), kind, reason), _Site(source, kind, reason))
+        return row
+
+    def _on_sync(self, event: SyncEvent) -> None:
+        now = time.perf_counter()
+        with self._lock:
+            identity, reason = event.program, event.reason
+            row = self._program(identity)
+            if not row.syncs:
+                row.site = event.source or UNKNOWN
+                row.reason = reason
+                row.inputs, row.outputs = event.inputs, event.outputs
+                row.calls = event.instructions - event.inputs
+            row.syncs += 1
+            row.record_s += event.record_s
+            self._span("record", "user", now - event.duration_s, event.record_s, identity, "")
+            self._span("sync", "user", now, event.duration_s, identity, reason.value)
+            site = self._site(self._sites, event.source, "sync", reason.name.lower())
+            site.add(self.step, event.duration_s)
+            if len(site.programs) < 8:
+                site.programs[identity] = None
+            if reason is SyncReason.OPTIMIZER:
+                self._optimizer_steps += 1
+            elif reason is SyncReason.EXPLICIT:
+                self._explicit_steps += 1
+
+    def _on_synced(self, entry: Entry) -> None:
+        row = self._programs.get(entry.program.identity)
+        if row is None or row.program is not None:
+            return
+        with self._lock:
+            row.program = entry.program
+            self._instructions += len(entry.program.instructions)
+            if self._instructions > _MOST_INSTRUCTIONS:
+                self._make_room(row)
+
+    def _make_room(self, newest: _Program) -> None:
+        for row in list(self._programs.values()):
+            if self._instructions <= _MOST_INSTRUCTIONS:
+                return
+            if row is not newest:
+                self._forget(row)
+
+    def _on_execute(self, event: ExecuteEvent) -> None:
+        now = time.perf_counter()
+        with self._lock:
+            row = self._program(event.program)
+            row.runs += 1
+            row.run_s += event.duration_s
+            row.failed += event.failed
+            row.backend = event.backend
+            if event.backend == registry.reference.name:
+                row.interpreted += 1
+                row.interpreted_s += event.duration_s
+            self._span("run", "worker", now, event.duration_s, event.program, event.backend)
+            self._sample_memory(now)
+
+    def _sample_memory(self, now: float) -> None:
+        """Keep the memory in use now; in a long run only every second, fourth, ... time."""
+        self._skipped += 1
+        if self._skipped < self._every:
+            return
+        self._skipped = 0
+        self._samples.append((now, memory.current_bytes))
+        if len(self._samples) >= _MOST_SAMPLES:
+            self._samples = self._samples[::2]
+            self._every *= 2
+
+    def _on_read(self, event: ReadEvent) -> None:
+        now = time.perf_counter()
+        with self._lock:
+            if event.wait_s:
+                copied_s = event.duration_s - event.wait_s
+                self._span("wait", "user", now - copied_s, event.wait_s, 0, event.reason)
+                self._span("copy", "user", now, copied_s, 0, event.reason, event.size_bytes)
+            else:
+                self._span("copy", "user", now, event.duration_s, 0, event.reason, event.size_bytes)
+            site = self._site(self._sites, event.source, "read", event.reason)
+            site.add(self.step, event.duration_s, event.size_bytes)
+
+    def _on_upload(self, event: UploadEvent) -> None:
+        with self._lock:
+            self._span("upload", "user", time.perf_counter(), event.duration_s, 0, "", event.size_bytes)
+
+    def _on_fallback(self, event: FallbackEvent) -> None:
+        with self._lock:
+            self._span("fallback", "user", time.perf_counter(), event.duration_s, 0, event.op)
+            site = self._site(self._fallbacks, event.source, event.op, event.reason)
+            site.add(self.step, event.duration_s)
+
+    def _on_refusal(self, event: RefusalEvent) -> None:
+        with self._lock:
+            self._program(event.program).refused = event.reason
+
+    def _on_compile(self, event: CompileEvent | LoadEvent) -> None:
+        now = time.perf_counter()
+        with self._lock:
+            row = self._program(event.program)
+            loaded = isinstance(event, LoadEvent)
+            number = 0
+            if loaded:
+                row.loads += 1
+            else:
+                row.compiles += 1
+                row.compile_s += event.duration_s
+                place = (row.first, row.site)
+                number = self._compiled_at[place] = self._compiled_at.get(place, 0) + 1
+            made = _Compile(event, now, self.step, number)
+            self._compiles.append(made)
+            kind = "load" if loaded else "compile"
+            self._span(kind, "compiler", now, event.duration_s, event.program, event.backend)
+        if number >= 3 and self.on_recompile:
+            explanation = self._explained(made)
+            for told in self.on_recompile:
+                told(explanation, number, row.site)
+
+    # ---- what is made of it ---------------------------------------------------------------------------------------
+
+    def _known(self) -> list[Compared]:
+        """The programs to compare with, oldest first."""
+        found = [row.compared() for row in self._programs.values()]
+        return sorted([one for one in found if one is not None], key=lambda one: one.identity)
+
+    def _explained(self, compiled: _Compile) -> Explanation:
+        if compiled.explanation is None:
+            with self._lock:
+                row = self._program(compiled.event.program)
+                own = row.compared()
+                earlier = [one.event for one in self._compiles if one is not compiled and one.end_s <= compiled.end_s]
+                compiled.explanation = explain_compile(own, compiled.event, earlier, self._known(), row.identity)
+        return compiled.explanation
+
+    def _newness(self, row: _Program, known: list[Compared]) -> Explanation | None:
+        if row.explanation is None:
+            own = row.compared()
+            row.explanation = None if own is None else explain_new(own, known)
+        return row.explanation
+
+    def recording(self, texts: bool = True) -> Recording:
+        """Everything, as plain values. Without `texts`, programs have no text: that takes longest to make."""
+        with self._lock:
+            now = time.perf_counter()
+            known = self._known()
+            return Recording(
+                command=tuple(sys.argv),
+                started=self._started,
+                duration_s=now - self._began,
+                steps=self.step,
+                versions=versions(),
+                settings=_setting_rows(),
+                programs=tuple(self._program_row(row, known, texts) for row in self._programs.values()),
+                spans=tuple(self._span_rows()),
+                syncs=tuple(_merged(self._sites.values(), _sync_row, _added_syncs)),
+                fallbacks=tuple(_merged(self._fallbacks.values(), _fallback_row, _added_fallbacks)),
+                compiles=tuple(self._compile_row(compiled) for compiled in self._compiles),
+                memory=self._memory(),
+                metrics=metrics.snapshot(),
+                dropped_spans=self._span_count - len(self._spans),
+                dropped_programs=self._dropped_programs,
+            )
+
+    def _span_rows(self) -> Iterable[Span]:
+        for kind, lane, begin, took, step, program, label, size in self._spans:
+            yield Span(kind, lane, begin - self._began, took, step, program, label, size)
+
+    def _program_row(self, row: _Program, known: list[Compared], texts: bool) -> ProgramRow:
+        lines: tuple[Line, ...] = ()
+        if texts and row.program is not None:
+            lines = tuple(Line(text, source) for text, source in program_lines(row.program))
+        return ProgramRow(
+            identity=row.identity,
+            calls=row.calls,
+            inputs=row.inputs,
+            outputs=row.outputs,
+            site=row.site,
+            reason="" if row.reason is None else row.reason.name.lower(),
+            first=row.first,
+            syncs=row.syncs,
+            runs=row.runs,
+            interpreted=row.interpreted,
+            failed=row.failed,
+            backend=row.backend,
+            compiles=row.compiles,
+            loads=row.loads,
+            record_s=row.record_s,
+            compile_s=row.compile_s,
+            run_s=row.run_s,
+            refused=row.refused,
+            lines=lines,
+            explanation=self._newness(row, known),
+            interpreted_s=row.interpreted_s,
+        )
+
+    def _compile_row(self, compiled: _Compile) -> CompileRow:
+        event = compiled.event
+        return CompileRow(
+            program=event.program,
+            backend=event.backend,
+            begin_s=compiled.end_s - event.duration_s - self._began,
+            duration_s=event.duration_s,
+            step=compiled.step,
+            number=compiled.number,
+            loaded=compiled.loaded,
+            elsewhere=isinstance(event, CompileEvent) and event.elsewhere,
+            explanation=self._explained(compiled),
+        )
+
+    def _memory(self) -> Memory:
+        held = memory.largest(_MOST_HOLDINGS)
+        return Memory(
+            current_bytes=memory.current_bytes,
+            peak_bytes=memory.peak_bytes,
+            samples=tuple((at - self._began, size) for at, size in self._samples),
+            largest=tuple(BufferRow(one.source, one.op, one.count, one.size_bytes) for one in held),
+            physical=physical_figures(),
+        )
+
+
+def _merged(
+    rows: Iterable[_Site], make: Callable[[_Site], _Row], add: Callable[[_Row, _Row], _Row]
+) -> Iterable[_Row]:
+    """A row per line and reason: the same line may have been found more than once."""
+    found: dict[tuple[Source, str, str], _Row] = {}
+    for row in rows:
+        key = (row.source, row.kind, row.reason)
+        made = make(row)
+        found[key] = add(found[key], made) if key in found else made
+    return found.values()
+
+
+def _sync_row(row: _Site) -> SyncRow:
+    programs = tuple(row.programs)
+    return SyncRow(row.source, row.kind, row.reason, row.count, row.steps, row.wait_s, row.size_bytes, programs)
+
+
+def _added_syncs(a: SyncRow, b: SyncRow) -> SyncRow:
+    programs = tuple(dict.fromkeys((*a.programs, *b.programs)))
+    count, steps = a.count + b.count, a.steps + b.steps
+    size = a.size_bytes + b.size_bytes
+    return SyncRow(a.source, a.kind, a.reason, count, steps, a.wait_s + b.wait_s, size, programs)
+
+
+def _fallback_row(row: _Site) -> FallbackRow:
+    return FallbackRow(row.kind, row.reason, row.source, row.count, row.wait_s)
+
+
+def _added_fallbacks(a: FallbackRow, b: FallbackRow) -> FallbackRow:
+    return FallbackRow(a.op, a.reason, a.source, a.count + b.count, a.total_s + b.total_s)
+
+
+def _setting_rows() -> tuple[SettingRow, ...]:
+    return tuple(SettingRow(name, repr(getattr(settings, name)), settings.origin(name).value) for name in SETTINGS)
+
+
+history = History()

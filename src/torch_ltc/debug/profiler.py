@@ -1,0 +1,18 @@
+"""PyTorch's profiler, made to look at the device's threads as well."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+__all__ = ["profile"]
+
+
+def profile(**options: Any) -> torch.profiler.profile:
+    """`torch.profiler.profile(**options)` that also sees what runs beside the thread that starts it: programs on the
+    worker's thread, compiling on the compiler's."""
+    config: Any = options.pop("experimental_config", None)
+    if config is None:
+        config = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
+    return torch.profiler.profile(experimental_config=config, **options)

@@ -1,0 +1,34 @@
+"""Says when programs of one site are compiled again and again, as the setting `recompiles` wants it."""
+
+from __future__ import annotations
+
+from torch_ltc.config import settings
+from torch_ltc.debug.messages import MESSAGES
+from torch_ltc.debug.recording import Explanation
+from torch_ltc.errors import RecompileError, RecompileWarning
+from torch_ltc.runtime.executor import executor
+from torch_ltc.source import Source
+
+__all__ = ["recompiled"]
+
+
+def recompiled(explanation: Explanation, number: int, site: Source) -> None:
+    """A program was compiled for this site, the third one at least. Said on the user's thread, at its next sync or
+    read: this may be another one."""
+    if settings.recompiles == "allow":
+        return
+    message = MESSAGES[explanation.code]
+    where = f" at {explanation.source}" if explanation.source.file else ""
+    text = (
+        f"{message.code} {message.name}: compiled for the {_ordinal(number)} time for the sync at {site}, because "
+        f"{explanation.difference}{where} (torch_ltc.explain() says more; {message.link})"
+    )
+    if settings.recompiles == "error":
+        executor.report(RecompileError(text, hint=message.advice))
+    else:
+        executor.note(text, RecompileWarning)
+
+
+def _ordinal(number: int) -> str:
+    suffix = "th" if 10 < number % 100 < 20 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{suffix}"

@@ -1,0 +1,288 @@
+"""Scripts that repeat one program: on demand, and by policy for every program that fails."""
+
+from __future__ import annotations
+
+import platform
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from torch_ltc.config import Origin, settings
+from torch_ltc.debug.replay import Kept, tensor_of
+from torch_ltc.debug.script import Case, buffers_of, is_whole, script_text
+from torch_ltc.errors import LtcError, LtcWarning
+from torch_ltc.lowering.interface import Held
+from torch_ltc.lowering.registry import registry
+from torch_ltc.program.instruction import Input, Program, Scalar
+from torch_ltc.program.spec import spec_of
+from torch_ltc.runtime.buffer import buffer_of
+from torch_ltc.runtime.cache import Entry
+from torch_ltc.runtime.executor import executor
+from torch_ltc.runtime.pending import pending_entry_for, pending_inputs
+from torch_ltc.runtime.random import device_random
+from torch_ltc.runtime.recorder import recorder
+from torch_ltc.runtime.sync import synced_programs, touched
+from torch_ltc.runtime.watching import Failure, Run, current_run
+
+__all__ = ["Policy", "dump_repro", "policy"]
+
+# Scripts that the policy writes in one process.
+_MOST_WRITTEN = 20
+_MOST_BYTES = 256 * 2**20
+# Settings that a script sets for itself.
+_OWN_SETTINGS = frozenset({"backend", "tiers", "cache_dir", "check", "repro_dir", "report", "save_tensors_file"})
+
+
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """A program with what is known of a run: data per input, None where it is not known; numbers; random state."""
+
+    program: Program
+    held: Sequence[Held | None]
+    numbers: Sequence[object]
+    state: torch.Tensor | None
+    said: str
+
+
+# ---- which program --------------------------------------------------------------------------------------------------
+
+
+class _Latest:
+    """The program that was synced last."""
+
+    entry: weakref.ref[Entry] | None = None
+
+
+def _remember(entry: Entry) -> None:
+    _Latest.entry = weakref.ref(entry)
+
+
+synced_programs.append(_remember)
+
+
+def _known_entry(identity: int) -> Entry:
+    with recorder.lock:
+        ahead = [recorder.tree.root]
+        while ahead:
+            node = ahead.pop()
+            for entry in node.programs.values():
+                if isinstance(entry, Entry) and entry.program.identity == identity:
+                    return entry
+            ahead += node.children.values()
+    raise LtcError(f"no program {identity} is known", hint="it may have been dropped; give the Program, or a tensor")
+
+
+def _facts_of(program: int | Program | torch.Tensor | None) -> _Facts:
+    if isinstance(program, torch.Tensor):
+        return _pending_facts(program)
+    if program is None:
+        entry = _Latest.entry() if _Latest.entry is not None else None
+        if entry is None:
+            raise LtcError("no program was synced yet", hint="call torch_ltc.sync() first, or give a tensor")
+        return _facts_without_data(entry.program, entry.latest)
+    if isinstance(program, Program):
+        return _facts_without_data(program, ())
+    entry = _known_entry(program)
+    return _facts_without_data(entry.program, entry.latest)
+
+
+def _facts_without_data(program: Program, numbers: Sequence[object]) -> _Facts:
+    if len(numbers) != program.scalars:
+        numbers = _made_numbers(program)
+    held: list[Held | None] = [None] * len(program.inputs)
+    return _Facts(program, held, numbers, None, "made up from their sizes: those of the run are not kept")
+
+
+def _made_numbers(program: Program) -> list[object]:
+    made: list[object] = [1] * program.scalars
+    for call in program.calls:
+        for operand in (*call.args, *call.kwargs.values()):
+            for item in operand if isinstance(operand, tuple) else (operand,):
+                if isinstance(item, Scalar):
+                    made[item.slot] = item.type(1)
+    return made
+
+
+def _pending_facts(tensor: torch.Tensor) -> _Facts:
+    if tensor.device.type != "ltc":
+        raise LtcError(f"dump_repro takes tensors on ltc, got one on {tensor.device}", hint="give one of the device's")
+    with recorder.lock:
+        if not touched(buffer_of(tensor)):
+            what = f"this tensor, {spec_of(tensor)}, is not pending: no program that computes it is left"
+            raise LtcError(what, hint="call dump_repro before it is synced or read, or with the program's number")
+        program = pending_entry_for([tensor]).program
+        _, values = pending_inputs()
+    count = len(program.inputs)
+    state = executor.call(device_random.generator.get_state) if program.random else None
+    return _Facts(program, values[:count], values[count:], state, "those of the pending program")  # type: ignore[arg-type]
+
+
+# ---- writing --------------------------------------------------------------------------------------------------------
+
+
+def _memory(views: Sequence[Input], tensor: torch.Tensor) -> torch.Tensor:
+    """What is saved of a buffer: the tensor as it is, or all of its memory."""
+    if is_whole(views):
+        spec = views[0].spec
+        return torch.empty_strided(spec.size, spec.stride, dtype=spec.dtype).copy_(tensor)
+    storage = tensor.untyped_storage()
+    dtype = views[0].spec.dtype
+    needed = max(view.spec.extent() * view.spec.dtype.itemsize for view in views)
+    size = min(-(-needed // dtype.itemsize), storage.nbytes() // dtype.itemsize)
+    flat = torch.empty(0, dtype=dtype, device=tensor.device).set_(storage, 0, (size,), (1,))
+    return flat.to("cpu", copy=True)
+
+
+def _saved_memory(facts: _Facts, max_bytes: int) -> dict[int, torch.Tensor]:
+    """Data by buffer: the small ones first, as many as fit."""
+    held: dict[int, torch.Tensor] = {}
+    for instruction, item in zip(facts.program.inputs, facts.held, strict=True):
+        tensor = None if item is None or instruction.buffer in held else tensor_of(item)
+        if tensor is not None:
+            held[instruction.buffer] = tensor
+    views = buffers_of(facts.program)
+    saved: dict[int, torch.Tensor] = {}
+    left = max_bytes
+    for buffer, tensor in sorted(held.items(), key=lambda pair: pair[1].untyped_storage().nbytes()):
+        left -= max(view.spec.extent() * view.spec.dtype.itemsize for view in views[buffer])
+        if left < 0:
+            break
+        saved[buffer] = _memory(views[buffer], tensor)
+    return saved
+
+
+def _header(facts: _Facts, backend: str, path: Path, error: str, made_up: int) -> list[str]:
+    program = facts.program
+    inputs = facts.said
+    if made_up and any(item is not None for item in facts.held):
+        inputs += f", but {made_up} of {len(buffers_of(program))} made up from their sizes: too large, or lost"
+    chosen = [name for name in settings.names() if settings.origin(name) is not Origin.DEFAULT]
+    lines = [
+        f"Program {program.identity}, {len(program.calls)} calls, as torch_ltc recorded it.",
+        "",
+        f"Run it with: python {path.name} [BACKEND]",
+        f"It runs in eager PyTorch and on the backend, {backend} if none is named, and says whether they agree.",
+        "",
+        f"Inputs: {inputs}",
+        f"Written by: torch_ltc, torch {torch.__version__}, Python {platform.python_version()}, {platform.platform()}",
+        f"Settings: {', '.join(f'{name}={getattr(settings, name)!r}' for name in chosen) or 'all as by default'}",
+    ]
+    return [*lines, "", "The error was:", *(f"    {line}" for line in error.splitlines())] if error else lines
+
+
+def _write(facts: _Facts, path: Path, backend: str, error: str, max_bytes: int, seed: int) -> Path:
+    """Write the script and, beside it, its data."""
+    program = facts.program
+    saved = _saved_memory(facts, max_bytes)
+    buffers = buffers_of(program)
+    header = _header(facts, backend, path, error, len(buffers) - len(saved))
+    chosen = [n for n in settings.names() if n not in _OWN_SETTINGS and settings.origin(n) is not Origin.DEFAULT]
+    case = Case(
+        program,
+        facts.numbers,
+        backend,
+        frozenset(saved),
+        header,
+        {name: getattr(settings, name) for name in chosen},
+        seed,
+        _class_text(backend),
+    )
+    state = facts.state
+    if state is None and program.random:
+        state = torch.Generator(program.device).manual_seed(seed).get_state()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    torch.save(([saved.get(buffer) for buffer in buffers], state), path.with_suffix(".pt"))
+    path.write_text(script_text(case), encoding="utf-8")
+    return path
+
+
+def _class_text(backend: str) -> str:
+    """What to import for a backend that only this process knows."""
+    if registry.origin(backend) != "registered":
+        return ""
+    kind = type(registry.get(backend))
+    return f"from {kind.__module__} import {kind.__qualname__}; torch_ltc.register_backend({kind.__qualname__})"
+
+
+def dump_repro(
+    program: int | Program | torch.Tensor | None = None,
+    folder: str | Path = ".",
+    *,
+    backend: str | None = None,
+    max_bytes: int = _MOST_BYTES,
+    seed: int = 0,
+) -> str:
+    """Write a script that runs a program again, in eager and on a backend, and says whether they agree; its path.
+
+    `program` is the number of a program, a `Program`, a pending tensor (the program that computes it, with its inputs),
+    or None for the program that was synced last. Data goes into a file beside the script; what is not known, or is more
+    than `max_bytes`, is made up from `seed`, and the script says so.
+    """
+    facts = _facts_of(program)
+    path = Path(folder) / f"program{facts.program.identity}.py"
+    return str(_write(facts, path, backend or settings.backend, "", max_bytes, seed))
+
+
+# ---- by policy ------------------------------------------------------------------------------------------------------
+
+
+class Policy:
+    """Writes a script for what fails, if the setting `repro_dir` names a folder."""
+
+    def __init__(self) -> None:
+        self._written: dict[tuple[int, str], str] = {}
+        self._kept: dict[int, Kept] = {}
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def watch(self, run: Run) -> Iterator[None]:
+        """Keep what a run writes to, while it runs, and look at the calls of it that failed."""
+        if not run.repro_dir:
+            yield
+            return
+        self._kept[id(run)] = Kept(run.entry.program, run.arguments, run.entry.written_positions)
+        try:
+            yield
+            for error in run.outcome.failures if run.outcome is not None else ():
+                self.failed(Failure(run.entry, run.backend, "call", error))
+        finally:
+            del self._kept[id(run)]
+
+    def failed(self, failure: Failure) -> None:
+        """Write a script, once for a program and stage, and name it in the error."""
+        run = current_run()
+        if run is not None and run.entry is not failure.entry:
+            run = None
+        folder = run.repro_dir if run is not None else settings.repro_dir
+        key = (failure.entry.program.identity, failure.stage)
+        with self._lock:
+            if not folder or key in self._written or len(self._written) >= _MOST_WRITTEN:
+                return
+            self._written[key] = ""
+        try:
+            path = self._write(failure, run, Path(folder))
+        except Exception as error:
+            what = f"no script could be written to {folder} for program {key[0]}: {type(error).__name__}: {error}"
+            executor.note(what, LtcWarning)
+            return
+        self._written[key] = str(path)
+        failure.error.args = (f"{failure.error.args[0]}\n  repeat it with: python {path}",)
+
+    def _write(self, failure: Failure, run: Run | None, folder: Path) -> Path:
+        program = failure.entry.program
+        path = folder / f"program{program.identity}_{failure.stage}.py"
+        facts = _facts_without_data(program, failure.entry.latest)
+        if run is not None:
+            # Before it has run nothing is kept, and nothing was written to.
+            kept = self._kept.get(id(run)) or Kept(program, run.arguments, ())
+            said = "those of the run that failed"
+            facts = _Facts(program, kept.held, list(run.arguments.scalars), kept.state, said)
+        return _write(facts, path, failure.backend.name, str(failure.error), _MOST_BYTES, 0)
+
+
+policy = Policy()

@@ -1,0 +1,1 @@
+"""Tests of what shows the inside: sources, explanations, the ledger."""

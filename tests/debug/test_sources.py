@@ -1,0 +1,187 @@
+"""Every instruction knows the user's line, the module that ran there and, in a backward pass, the forward line."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import torch_ltc
+from torch_ltc.program.instruction import Call, Input
+from torch_ltc.runtime.recorder import recorder
+from torch_ltc.source import Source
+
+TEXT = Path(__file__).read_text().splitlines()
+
+
+def marked(mark: str) -> int:
+    return next(number for number, line in enumerate(TEXT, start=1) if line.endswith(f"# {mark}"))
+
+
+@pytest.fixture(autouse=True)
+def nothing_known() -> Iterator[None]:
+    torch_ltc.sync(wait=True)
+    torch_ltc.ir_cache.reset()
+    yield
+    torch_ltc.sync(wait=True)
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.fc(x)  # fc
+        return torch.tanh(y)  # tanh
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Block(), Block()])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x.exp()  # exp
+
+
+def pending() -> list[Call]:
+    found = [node.instruction for node in recorder.tree.path(recorder.node)]
+    return [one for one in found if isinstance(one, Call)]
+
+
+def source_of(name: str, place: int = 0) -> Source:
+    return [call for call in pending() if call.name == name][place].source
+
+
+def test_calls_know_line_function_and_module() -> None:
+    net = Net().to("ltc")
+    net(torch.ones(2, 4).to("ltc"))
+    first, second = source_of("aten::linear"), source_of("aten::linear", 1)
+    assert (first.line, first.module) == (marked("fc"), "Net.blocks.0.fc")
+    assert (second.line, second.module) == (marked("fc"), "Net.blocks.1.fc")
+    assert first.file == __file__
+    assert first.function.endswith("forward")
+    tanh, exp = source_of("aten::tanh", 1), source_of("aten::exp")
+    assert (tanh.line, tanh.module) == (marked("tanh"), "Net.blocks.1")
+    assert (exp.line, exp.module) == (marked("exp"), "Net")
+
+
+def test_inputs_know_the_line_that_uses_them_first() -> None:
+    net = Net().to("ltc")
+    net(torch.ones(2, 4).to("ltc"))
+    found = [node.instruction for node in recorder.tree.path(recorder.node)]
+    inputs = [one for one in found if isinstance(one, Input)]
+    assert {one.source.line for one in inputs} == {marked("fc")}
+
+
+def test_outside_of_modules_there_is_no_path() -> None:
+    torch.ones(2).to("ltc").exp()
+    assert source_of("aten::exp").module == ""
+
+
+def test_backward_calls_know_the_forward_line_and_module() -> None:
+    net = Net().to("ltc")
+    net(torch.ones(2, 4).to("ltc")).sum().backward()  # backward
+    for place, path in ((0, "Net.blocks.1"), (1, "Net.blocks.0")):
+        source = source_of("aten::tanh_backward", place)
+        assert (source.line, source.backward) == (marked("backward"), True)
+        assert source.forward is not None
+        assert (source.forward.line, source.forward.module) == (marked("tanh"), path)
+        assert source.module == path
+    linear = source_of("aten::linear_backward")
+    assert linear.forward is not None
+    assert (linear.forward.line, linear.forward.module) == (marked("fc"), "Net.blocks.1.fc")
+
+
+def test_a_call_that_needs_no_gradient_is_not_taken_for_the_forward_call() -> None:
+    x = torch.ones(3, device="ltc", requires_grad=True)
+    other = torch.ones(3).to("ltc")
+    y = x.exp()  # with gradient
+    other.sin()
+    y.sum().backward()
+    found = [call.source.forward for call in pending() if call.source.forward is not None]
+    assert marked("with gradient") in {one.line for one in found}
+    assert all(one.line != marked("with gradient") + 1 for one in found)
+
+
+def test_a_backward_of_the_users_own_has_the_users_line() -> None:
+    class Double(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: object, x: Tensor) -> Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: object, grad: Tensor) -> Tensor:
+            return grad.cos()  # own backward
+
+    x = torch.ones(3, device="ltc", requires_grad=True)
+    Double.apply(x).sum().backward()
+    assert source_of("aten::cos").line == marked("own backward")
+
+
+def test_a_module_that_its_caller_does_not_own_is_named_by_its_class() -> None:
+    loose = [nn.Tanh()]
+
+    class Calls(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return loose[0](x)
+
+    Calls()(torch.ones(2).to("ltc"))
+    assert source_of("aten::tanh").module == "Tanh"
+
+
+def test_modules_that_come_and_go_keep_their_own_names() -> None:
+    x = torch.ones(2).to("ltc")
+    for _ in range(50):
+        for kind in (nn.Tanh, nn.Sigmoid):
+            nn.Sequential(kind())(x)
+    names = {(call.name, call.source.module) for call in pending()}
+    assert names == {("aten::tanh", "Sequential.0"), ("aten::sigmoid", "Sequential.0")}
+
+
+def test_threads_do_not_take_each_others_forward_lines() -> None:
+    wrong: list[Source] = []
+
+    def train() -> None:
+        for size in range(2, 30):
+            x = torch.ones(size, device="ltc", requires_grad=True)
+            x.exp().sum().backward()
+
+    threads = [threading.Thread(target=train) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for node in recorder.tree.nodes():
+        call = node.instruction
+        if isinstance(call, Call) and call.source.forward is not None and call.source.forward.file != __file__:
+            wrong.append(call.source)
+    assert wrong == []
+
+
+def test_a_long_chain_is_freed_without_recursion() -> None:
+    x = torch.ones(2, device="ltc", requires_grad=True)
+    y = x
+    for number in range(60_000):
+        y = y + 1 if number % 2 else y * 1.0
+    y.sum().backward()
+    del y
+    assert x.grad is not None
+    assert x.grad.tolist() == [1, 1]
+
+
+def test_a_source_describes_itself() -> None:
+    forward = Source("net.py", 3, "Net.forward", module="Net.fc")
+    assert forward.describe() == "net.py:3 in Net.forward [Net.fc]"
+    backward = Source("train.py", 9, "main", True, "Net.fc", forward)
+    assert backward.describe() == (
+        "train.py:9 in main (in its backward), the gradient of net.py:3 in Net.forward [Net.fc]"
+    )
+    assert str(Source("", 0, "")) == "an unknown line"

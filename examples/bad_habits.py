@@ -91,8 +91,8 @@ def main() -> None:
             kept.extend([scores.detach(), rate])
             step += 1
         print(f"epoch {epoch}: {correct / 900:.1%} right in training")
-    missing = sum(int(torch.isnan(value).any()) for value in kept)
-    print(f"{step} steps, {len(kept)} tensors kept, {missing} of them not a number")
+    broken = torch.cat([value.flatten() for value in kept]).isnan().sum()
+    print(f"{step} steps, {len(kept)} tensors kept, with {int(broken)} NaN in them")
 
 
 if __name__ == "__main__":

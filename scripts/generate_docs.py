@@ -1,4 +1,4 @@
-"""Writes the pages of docs/ that are made from the code: settings, errors, metrics, one page a module, keywords.
+"""Writes the pages of docs/ that are made from the code: settings, errors, metrics, messages, one page a module.
 
 The pages of modules are read from the source text, so that nothing is registered or run to document it; settings and
 metrics come from their tables. `tests/docs` fails when a page differs from what this writes.
@@ -18,6 +18,7 @@ from pathlib import Path
 
 from torch_ltc import errors
 from torch_ltc.config import SETTINGS
+from torch_ltc.debug.messages import MESSAGES
 from torch_ltc.metrics import COUNTERS, METRICS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -59,6 +60,7 @@ def pages() -> dict[Path, str]:
         Path("docs/settings.md"): settings_page(),
         Path("docs/errors.md"): errors_page(),
         Path("docs/metrics.md"): metrics_page(),
+        Path("docs/messages.md"): messages_page(),
         Path("docs/keywords.md"): keywords_page(modules),
         Path("docs/api/README.md"): index_page(modules),
     }
@@ -115,6 +117,19 @@ def errors_page() -> str:
         bases = ", ".join(f"`{base.__name__}`" for base in thing.__bases__)
         text += f"\n## {thing.__name__}\n\nA kind of {bases}.\n\n{inspect.getdoc(thing)}\n"
     return text
+
+
+def messages_page() -> str:
+    """docs/messages.md, a section for each id that `explain`, warnings and the doctor use."""
+    parts = [
+        NOTE,
+        "# Messages\n\nWhat `torch_ltc.explain()`, its warnings, the finders and the doctor say has an id that never "
+        "changes: LTC1xx says why a program was compiled, LTC2xx is the doctor's, LTC3xx a finder's. "
+        "[Debugging](debugging.md) shows them at work.\n",
+    ]
+    for code, known in sorted(MESSAGES.items()):
+        parts.append(f"\n## {code}\n\n**{known.name}.** {known.means}\n\nWhat to do: {known.advice}\n")
+    return "".join(parts)
 
 
 def metrics_page() -> str:

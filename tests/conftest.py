@@ -27,6 +27,9 @@ WHEN_DUE = (
     # The memory that compiling takes for a while is not to fall between two measurements.
     "semantics/test_long_programs.py::test_a_million_chained_operations",
     "models/test_steady_state.py",
+    "unit/test_nan.py::test_compiled_programs_are_searched_too",
+    "unit/test_repro.py",
+    "unit/test_validate.py",
 )
 # Tests of the same kind that look at a run which they share with others: left out.
 SHARED = (
@@ -47,9 +50,11 @@ def tiers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
     chosen = "blocking" if _is_one_of(request, WHEN_DUE) else TIERS
     monkeypatch.setenv("LTC_TIERS", chosen)
     monkeypatch.setenv("LTC_CACHE_DIR", "off")
+    # One line of a test often compiles one program after the other.
+    monkeypatch.setenv("LTC_RECOMPILES", "allow")
     # Imported late: some tests look at what importing the package does.
     settings = pytest.importorskip("torch_ltc.config").settings
-    with settings.scope(tiers=chosen, cache_dir="off"):
+    with settings.scope(tiers=chosen, cache_dir="off", recompiles="allow"):
         yield
     if chosen == "background":
         # What one test has begun must not disturb the next.

@@ -30,6 +30,7 @@ from torch_ltc.backends.interpreter import InterpreterBackend as _InterpreterBac
 from torch_ltc.backends.null import NullBackend as _NullBackend
 from torch_ltc.backends.torchscript import TorchScriptBackend as _TorchScriptBackend
 from torch_ltc.closures import add_step_closure, run_step_closures
+from torch_ltc.debug.asking import doctor, report
 from torch_ltc.debug.explain import explain
 from torch_ltc.device.setup import set_up as _set_up
 from torch_ltc.extract_compiled_graph import extract_compiled_graph
@@ -52,6 +53,7 @@ __all__ = [
     "computation",
     "config",
     "debug",
+    "doctor",
     "errors",
     "events",
     "explain",
@@ -62,6 +64,7 @@ __all__ = [
     "metrics",
     "no_sync",
     "register_backend",
+    "report",
     "run_step_closures",
     "save",
     "sync",

@@ -10,6 +10,7 @@ from torch.utils import _pytree as pytree
 
 from torch_ltc.closures import run_step_closures
 from torch_ltc.config import settings
+from torch_ltc.debug.asking import write_at_exit
 from torch_ltc.errors import LtcError
 from torch_ltc.events import SyncReason
 from torch_ltc.lowering.interface import Backend
@@ -79,6 +80,7 @@ def wait_for_compiles() -> None:
 
 def _prepare_to_exit() -> None:
     executor.drain()
+    write_at_exit()
     tiers.stop()
     for backend in registry.used():
         backend.prepare_to_exit()

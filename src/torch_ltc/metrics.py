@@ -67,7 +67,8 @@ COUNTERS: Mapping[str, str] = {
     "ExecuteFailed": "Programs of which an operation failed when they ran.",
     "MetaMismatch": "Results whose layout was not the one that the meta kernel had promised.",
     "Execute::<backend>": "Runs of programs, by what ran them.",
-    "aten::<op>": "Times that the operation ran eagerly instead of being recorded; with overload: aten::index.Tensor.",
+    "aten::<op>": "Times that the operation ran eagerly instead of being recorded; with overload: aten::index.Tensor. "
+    "As in the original, aten::_local_scalar_dense counts the numbers that were read with item().",
     "lazy::<op>": "Times that the operation was part of a synced program.",
 }
 METRICS: Mapping[str, tuple[Unit, str]] = {
@@ -172,6 +173,8 @@ class Block:
 _lock = threading.Lock()
 _counters: dict[str, int] = {}
 _metrics: dict[str, _Metric] = {}
+# Made once: a program has dozens of operations, and they are counted at every sync.
+_op_names: dict[str, str] = {}
 _resets = 0
 _on_reset: list[Callable[[], None]] = []
 
@@ -186,7 +189,9 @@ def count_ops(ops: Mapping[str, int]) -> None:
     """Add what one program held of each operation, named as "add" or "aten::add", to the counters "lazy::add"."""
     with _lock:
         for op, n in ops.items():
-            name = "lazy::" + op.removeprefix("aten::")
+            name = _op_names.get(op)
+            if name is None:
+                name = _op_names[op] = "lazy::" + op.removeprefix("aten::")
             _counters[name] = _counters.get(name, 0) + n
 
 
@@ -423,14 +428,13 @@ def _number(value: float) -> str:
 # ---- what events say -----------------------------------------------------------------------------------------------
 
 _SYNC_TIMES = {reason: f"SyncTime::{reason.name.lower()}" for reason in SyncReason}
-_OF_A_STEP = (SyncReason.EXPLICIT, SyncReason.OPTIMIZER)
 
 
 def _on_sync(event: SyncEvent) -> None:
     # One lock for all of an event's figures: a reader sees a sync counted in full, or not at all.
     with _lock:
         _count("CachedCompile" if event.known else "UncachedCompile")
-        if event.reason in _OF_A_STEP:
+        if event.reason in (SyncReason.EXPLICIT, SyncReason.OPTIMIZER):
             _count("MarkStep")
         elif event.reason is SyncReason.BOUND:
             _count("TrimIrGraph")

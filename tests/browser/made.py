@@ -119,20 +119,34 @@ def made_recording(steps: int = 40, file: str = "/home/user/train.py", name: str
         programs=known,
         spans=spans(steps, name),
         syncs=(
-            SyncRow(line_of(file, 31), "sync", "an optimizer finished its step", steps, steps, 0.01, 0, (1, 2, 3, 4, 5)),
+            SyncRow(
+                line_of(file, 31), "sync", "an optimizer finished its step", steps, steps, 0.01, 0, (1, 2, 3, 4, 5)
+            ),
             SyncRow(line_of(file, 32, name), "read", "item", steps, steps, steps * 0.0014, 4 * steps, (1,)),
         ),
         fallbacks=(FallbackRow("aten::nonzero", name, line_of(file, 33), 12, 0.004),),
         compiles=tuple(
-            CompileRow(row.identity, "torchscript", 0.01 * row.identity, 0.007, row.identity, row.identity, False, True,
-                       row.explanation or Explanation(1, "LTC101", "first", 0, "", line_of(file, 12)))
+            CompileRow(
+                row.identity,
+                "torchscript",
+                0.01 * row.identity,
+                0.007,
+                row.identity,
+                row.identity,
+                False,
+                True,
+                row.explanation or Explanation(1, "LTC101", "first", 0, "", line_of(file, 12)),
+            )
             for row in known
         ),
         memory=Memory(
             current_bytes=3 << 20,
             peak_bytes=5 << 20,
             samples=tuple((step * STEP_S, (2 << 20) + (step % 7) * (1 << 19)) for step in range(steps)),
-            largest=(BufferRow(line_of(file, 40), name, 12, 2 << 20), BufferRow(line_of(file, 5), "upload", 2, 1 << 20)),
+            largest=(
+                BufferRow(line_of(file, 40), name, 12, 2 << 20),
+                BufferRow(line_of(file, 5), "upload", 2, 1 << 20),
+            ),
             physical={"rss_bytes": 400 << 20},
         ),
         metrics={"counters": {"MarkStep": steps, name: 1}, "times": {"bad": float("nan")}},
@@ -141,8 +155,33 @@ def made_recording(steps: int = 40, file: str = "/home/user/train.py", name: str
 
 def made_findings(file: str = "/home/user/train.py", name: str = "train.py") -> list[Finding]:
     return [
-        Finding("item_in_loop", "LTC201", "warning", f"item() in the loop of {name}", "40 reads waited for 56 ms, 35 % of the run",
-                line_of(file, 32), "keep losses as tensors and read them every 100 steps", 0.056),
-        Finding("fallback", "LTC203", "hint", "aten::nonzero ran eagerly", "12 times, 4 ms", line_of(file, 33), "use torch.where with three arguments"),
-        Finding("recompiles", "LTC202", "error", "a dimension that recompiles", "5 compilations at one site", line_of(file, 12, "forward"), "pad the last batch", 0.2),
+        Finding(
+            "item_in_loop",
+            "LTC201",
+            "warning",
+            f"item() in the loop of {name}",
+            "40 reads waited for 56 ms, 35 % of the run",
+            line_of(file, 32),
+            "keep losses as tensors and read them every 100 steps",
+            0.056,
+        ),
+        Finding(
+            "fallback",
+            "LTC203",
+            "hint",
+            "aten::nonzero ran eagerly",
+            "12 times, 4 ms",
+            line_of(file, 33),
+            "use torch.where with three arguments",
+        ),
+        Finding(
+            "recompiles",
+            "LTC202",
+            "error",
+            "a dimension that recompiles",
+            "5 compilations at one site",
+            line_of(file, 12, "forward"),
+            "pad the last batch",
+            0.2,
+        ),
     ]

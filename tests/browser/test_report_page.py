@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -12,6 +13,9 @@ from tests.browser.conftest import SCRIPTS, Opened
 from tests.browser.made import made_findings, made_recording
 from torch_ltc.debug.recording import Memory
 from torch_ltc.debug.report import Report, write_report
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
 
 pytestmark = pytest.mark.browser
 
@@ -44,6 +48,19 @@ def made(tmp_path: Path) -> Path:
 
 def column(opened: Opened, table: str, position: int) -> list[str]:
     return opened.page.locator(f"#{table} tbody tr td:nth-child({position})").all_inner_texts()
+
+
+def tip_of_a_recording(page: Page) -> str:
+    """The tip of the span in the first row of step 7."""
+    page.evaluate("reportTimeline.toStep(7)")
+    chart = page.locator("#timeline-chart")
+    chart.scroll_into_view_if_needed()
+    box = chart.bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + box["width"] / 3, box["y"] + 37)
+    tip = page.locator(".tip").first
+    tip.wait_for()
+    return tip.inner_text().replace("\n", " ")
 
 
 def test_an_example_opens_without_errors_and_requests(opened: Open, example: Path) -> None:
@@ -91,13 +108,7 @@ def test_the_timeline_goes_to_a_step(opened: Open, made: Path) -> None:
 
 def test_the_tip_of_a_span_names_its_program(opened: Open, made: Path) -> None:
     page = opened(made).page
-    page.evaluate("reportTimeline.toStep(7)")
-    box = page.locator("#timeline-chart").bounding_box()
-    assert box is not None
-    page.mouse.move(box["x"] + box["width"] / 3, box["y"] + 37)
-    tip = page.locator(".tip").first
-    tip.wait_for()
-    assert tip.inner_text().replace("\n", " ").startswith("record program #2 what train.py took 2 ms at 28 ms, step 7")
+    assert tip_of_a_recording(page).startswith("record program #2 what train.py took 2 ms at 28 ms, step 7")
 
 
 def test_a_kind_of_spans_can_be_hidden(opened: Open, made: Path) -> None:
@@ -161,8 +172,12 @@ def test_lines_of_one_source_are_marked_together(opened: Open, made: Path) -> No
     page.locator(".listing li").first.focus()
     for _ in range(5):
         page.keyboard.press("ArrowDown")
-    assert shown.visible_text(".source-bar").replace("\n", " ").startswith(
-        "/home/user/train.py:30 in train (in its backward) Net.hidden gradient of /home/user/train.py:12 in forward"
+    assert (
+        shown.visible_text(".source-bar")
+        .replace("\n", " ")
+        .startswith(
+            "/home/user/train.py:30 in train (in its backward) Net.hidden gradient of /home/user/train.py:12 in forward"
+        )
     )
 
 
@@ -173,7 +188,7 @@ def test_the_difference_shows_lines_taken_out_and_put_in(opened: Open, reports: 
     assert page.locator("#difference mark").count() > 0
     page.get_by_role("button", name="Unified").click()
     signs = set(page.locator("#difference td.sign").all_inner_texts())
-    assert {"−", "+"} <= signs
+    assert {"\N{MINUS SIGN}", "+"} <= signs
 
 
 def test_a_renumbered_line_is_equal(opened: Open, made: Path) -> None:
@@ -182,7 +197,7 @@ def test_a_renumbered_line_is_equal(opened: Open, made: Path) -> None:
     page.get_by_label("Program before").select_option("2")
     page.get_by_label("Program after").select_option("4")
     # Programs 2 and 4 differ in the batch size alone: everything that carries it.
-    assert shown.visible_text("#difference .summary") == "0 only before · 0 only after · 7 changed · 3 equal"
+    assert shown.visible_text("#difference .summary") == "0 only before · 0 only after · 6 changed · 4 equal"
     same_size = made_recording()
     first, second = same_size.programs[:2]
     grown = replace(second, lines=tuple(replace(line, text=line.text.replace("18", "17")) for line in second.lines))
@@ -210,7 +225,13 @@ def test_dark_is_a_click_away_and_remembered(opened: Open, example: Path) -> Non
     dark = page.evaluate(ground)
     assert dark != light
     assert page.evaluate(DRAWN, "timeline-chart") > 2000
-    shown.goto(example)
+    # Chromium hands what a page stored to the process of the next page in its own time: when the page is opened anew
+    # within milliseconds, under load, one time in twenty the first opening does not see it yet and the second does.
+    for _ in range(5):
+        shown.goto(example)
+        if page.evaluate(ground) == dark:
+            break
+        page.wait_for_timeout(200)
     assert page.evaluate(ground) == dark
     assert page.locator("#theme").inner_text() == "Light"
 
@@ -234,22 +255,19 @@ def test_hostile_names_are_text(opened: Open, tmp_path: Path) -> None:
     write_report(path, replace(recording, programs=(first, *recording.programs[1:])), made_findings(file, HOSTILE))
     page = opened(path).page
     page.locator(".listing li").nth(3).hover()
-    page.evaluate("reportTimeline.toStep(7)")
-    box = page.locator("#timeline-chart").bounding_box()
-    assert box is not None
-    page.mouse.move(box["x"] + box["width"] / 3, box["y"] + 37)
-    page.locator(".tip").first.wait_for()
+    tip_of_a_recording(page)
     assert page.evaluate("() => window.harmed") is None
     assert page.locator("img").count() == 0
     assert page.locator("script").count() == 4
     assert page.locator("h1").inner_text() == f"python {HOSTILE}"
 
 
-def test_the_policy_stops_a_script_that_is_not_the_pages_own(browser, made: Path) -> None:
+def test_the_policy_stops_a_script_that_is_not_the_pages_own(browser: Browser, made: Path) -> None:
     page = browser.new_page()
     page.goto(made.as_uri())
     page.evaluate("""() => document.body.insertAdjacentHTML("beforeend", '<img src="x" onerror="window.harmed=1">')""")
-    page.evaluate("() => { const made = document.createElement('script'); made.text = 'window.harmed=1'; document.body.append(made); }")
+    make_script = "const made = document.createElement('script'); made.text = 'window.harmed=1'"
+    page.evaluate(f"() => {{ {make_script}; document.body.append(made); }}")
     page.wait_for_timeout(200)
     assert page.evaluate("() => window.harmed") is None
     page.close()
@@ -303,7 +321,7 @@ def test_paper_has_no_buttons(opened: Open, made: Path) -> None:
     assert page.locator("#findings .finding").first.is_visible()
 
 
-def test_a_notebook_shows_it_in_a_frame_of_its_own(browser, tmp_path: Path) -> None:
+def test_a_notebook_shows_it_in_a_frame_of_its_own(browser: Browser, tmp_path: Path) -> None:
     report = Report(made_recording(), tuple(made_findings()))
     path = tmp_path / "notebook.html"
     path.write_text(f"<!doctype html><title>notebook</title><body>{report._repr_html_()}", encoding="utf-8")

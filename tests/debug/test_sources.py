@@ -100,6 +100,31 @@ def test_backward_calls_know_the_forward_line_and_module() -> None:
     assert (linear.forward.line, linear.forward.module) == (marked("fc"), "Net.blocks.1.fc")
 
 
+def test_the_forward_line_is_known_where_only_the_backward_pass_is_new() -> None:
+    net = Net().to("ltc")
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for scale in (1, 1, 2.5):
+        loss = net(torch.ones(2, 4).to("ltc")).sum()
+        if scale != 1:
+            loss = loss * scale
+        loss.backward()
+        found = [call.source.forward for call in pending() if call.name == "aten::tanh_backward"]
+        assert [None if one is None else one.line for one in found] == [marked("tanh")] * 2
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def test_the_forward_line_is_known_after_a_read() -> None:
+    net = Net().to("ltc")
+    for scale in (1, 1, 2.5):
+        loss = net(torch.ones(2, 4).to("ltc")).sum()
+        loss.item()
+        (loss * scale).backward()
+        found = [call.source.forward for call in pending() if call.name == "aten::tanh_backward"]
+        assert [None if one is None else one.line for one in found] == [marked("tanh")] * 2
+        torch_ltc.sync()
+
+
 def test_a_call_that_needs_no_gradient_is_not_taken_for_the_forward_call() -> None:
     x = torch.ones(3, device="ltc", requires_grad=True)
     other = torch.ones(3).to("ltc")
@@ -169,7 +194,7 @@ def test_threads_do_not_take_each_others_forward_lines() -> None:
 def test_a_long_chain_is_freed_without_recursion() -> None:
     x = torch.ones(2, device="ltc", requires_grad=True)
     y = x
-    for number in range(60_000):
+    for number in range(45_000):
         y = y + 1 if number % 2 else y * 1.0
     y.sum().backward()
     del y

@@ -149,7 +149,7 @@ def test_findings_have_this_text() -> None:
         "warning LTC201: a number is read in the loop\n"
         "  where:    train.py:12 in step [Net.head]\n"
         "  evidence: 100 reads\n"
-        "  costs:    about 310 ms\n"
+        "  costs:    up to 310 ms\n"
         "  fix:      Read less.\n"
         "  more:     docs/messages.md#ltc201\n"
         "\n"

@@ -92,10 +92,18 @@ def test_a_size_that_is_compiled_again_and_again() -> None:
     finding = only("LTC204", recording(compiles=rows))
     assert found("LTC205", recording(compiles=rows)) == []
     assert finding.evidence == (
-        "compiled again 4 times, which took 2.00 s: input 0 is float32[2,3], was float32[1,3], "
-        "input 0 is float32[3,3], was float32[2,3], input 0 is float32[4,3], was float32[3,3] and 1 more"
+        "compiled again 4 times, which took 2.00 s: input 0 is float32[2,3], was float32[1,3]; "
+        "input 0 is float32[3,3], was float32[2,3]; input 0 is float32[4,3], was float32[3,3]; and 1 more"
     )
     assert (finding.source, finding.cost_s, finding.severity) == (line(9), 2.0, "warning")
+    assert only("LTC204", recording(compiles=tuple(compilation(number, "guard") for number in (1, 2, 3)))).cost_s == 1.0
+
+
+def test_recompilations_that_cost_little_are_a_hint() -> None:
+    for cause, code in (("size", "LTC204"), ("live", "LTC205")):
+        rows = tuple(compilation(number, cause, 0.004) for number in (2, 3))
+        assert only(code, recording(compiles=rows)).severity == "hint"
+        assert only(code, recording(compiles=rows, duration_s=0.7)).severity == "warning"
 
 
 def test_any_other_cause_that_is_compiled_again_and_again() -> None:
@@ -153,7 +161,7 @@ def test_a_compiled_program_that_is_not_faster() -> None:
     ids=["quick", "paid", "too few runs to tell", "nothing to compare with"],
 )
 def test_a_compilation_of_which_nothing_bad_is_known(changes: dict[str, Any]) -> None:
-    assert found("LTC209", recording(programs=(program(**changes),))) == []
+    assert examine(recording(programs=(program(**changes),), duration_s=10.0)) == []
 
 
 def test_a_program_that_the_backend_refused() -> None:
@@ -218,6 +226,7 @@ def test_an_operation_that_runs_eagerly() -> None:
         "100 times, 300 ms in all, 30 % of the run, because the size of its result depends on data"
     )
     assert (finding.source, finding.cost_s) == (line(25), 0.3)
+    assert only("LTC206", recording(fallbacks=(fallback(total_s=0.001),))).severity == "warning"
     seldom = only("LTC206", recording(fallbacks=(fallback(count=1, total_s=0.001),)))
     assert (seldom.title, seldom.severity) == ("aten::nonzero runs eagerly", "hint")
 
@@ -227,10 +236,19 @@ def test_a_run_that_is_cut_into_tiny_programs() -> None:
     syncs = (sync("optimizer", 30), sync("read", 22, 300, programs=(2,)), sync("seed", 23, 100, programs=(1,)))
     finding = only("LTC207", recording(programs=programs, syncs=syncs))
     assert finding.evidence == (
-        "400 of 500 syncs had programs of 2.5 operations on average, cut by read at train.py:22 in train (300 times), "
+        "400 of 500 syncs had programs of 2.5 operations on average, cut by read at train.py:22 in train (300 times); "
         "seed at train.py:23 in train (100 times)"
     )
     assert (finding.source, finding.severity) == (line(22), "warning")
+
+
+def test_a_sync_beside_the_optimizers_cuts_a_step() -> None:
+    syncs = (sync("optimizer", 30), sync("explicit", 34, programs=(2,)))
+    finding = only("LTC207", recording(programs=(program(), program(2, calls=1)), syncs=syncs))
+    assert finding.evidence == (
+        "100 of 200 syncs had programs of 1.0 operations on average, cut by explicit at train.py:34 in train "
+        "(100 times)"
+    )
 
 
 def test_syncs_at_two_lines_cut_a_step() -> None:
@@ -288,6 +306,10 @@ def test_memory_that_grows_with_every_step() -> None:
         "2.0 KiB from the second to the last quarter of the run"
     )
     assert (finding.source, finding.severity) == (line(32), "warning")
+    late = tuple((0.0 if index == 0 else 50 + index / 100, size) for index, (_, size) in enumerate(growing(1000, 100)))
+    assert found("LTC210", recording(memory=Memory(5000, 5000, late, (held(100, 4000),)))) != []
+    little = Memory(500_000, 500_000, growing(1000, 100), (held(100, 4000),))
+    assert only("LTC210", recording(memory=little)).severity == "hint"
 
 
 @pytest.mark.parametrize(
@@ -304,7 +326,7 @@ def test_memory_that_does_not_grow(steps: int, samples: tuple[tuple[float, int],
 
 
 def test_many_small_uploads_in_each_step() -> None:
-    spans = (*(upload(step) for step in range(1, 101) for _ in range(9)), upload(5, 1 << 20))
+    spans = (*(upload(step) for step in range(1, 101) for _ in range(9)), upload(5, 1 << 20), upload(0))
     finding = only("LTC213", recording(spans=spans, duration_s=10.0))
     assert finding.evidence == ("9 in a step in the middle of the run, 64 B each on average; 900 copies took 900 ms")
     assert (finding.severity, finding.cost_s) == ("warning", pytest.approx(0.9))
@@ -328,9 +350,12 @@ def test_uploads_that_are_as_they_should_be(spans: tuple[Any, ...]) -> None:
 
 def test_syncs_that_wait_for_room() -> None:
     finding = only("LTC216", recording(syncs=(sync(wait_s=0.3), sync("explicit", 40, wait_s=0.1))))
-    assert finding.evidence == "syncs took 400 ms, 40 % of the run; 300 ms of that here"
+    assert finding.evidence == (
+        "syncs took 400 ms, 40 % of the run, 300 ms of that here; the device ran programs for 50 % of the run"
+    )
     assert (finding.source, finding.severity) == (line(30), "hint")
     assert found("LTC216", recording(syncs=(sync(wait_s=0.1),))) == []
+    assert found("LTC216", recording(syncs=(sync(wait_s=0.3),), programs=(program(run_s=0.9),))) == []
 
 
 def test_the_device_is_the_limit() -> None:
@@ -374,4 +399,4 @@ def test_figures() -> None:
         "61.00 s",
     ]
     assert (percent(1, 3), percent(1, 0)) == ("33 %", "0 %")
-    assert (listed(["a"]), listed(["a", "b", "c", "d", "e"])) == ("a", "a, b, c and 2 more")
+    assert (listed(["a"]), listed(["a", "b", "c", "d", "e"])) == ("a", "a; b; c; and 2 more")

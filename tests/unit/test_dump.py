@@ -52,7 +52,8 @@ def step(x: torch.Tensor) -> torch.Tensor:
 
 def test_the_file_of_synced_programs_is_laid_out_as_the_original_lays_it_out(tmp_path: Path, synced: list[int]) -> None:
     path = tmp_path / "programs.txt"
-    x = torch.ones(2).to("ltc")
+    # A size that no other test has: a program keeps the lines that recorded it first.
+    x = torch.ones(1013).to("ltc")
     torch_ltc.sync(wait=True)
     synced.clear()
     with settings.scope(save_tensors_file=str(path)):
@@ -72,15 +73,15 @@ def test_the_file_of_synced_programs_is_laid_out_as_the_original_lays_it_out(tmp
         "\n"
         "## BEGIN_GRAPH\n"
         "IR {\n"
-        "  %0: float32[2] = input(buffer=0)\n"
-        f"  %1: float32[2] ROOT=0 = aten::relu(%0)  # {line[0]}\n"
+        "  %0: float32[1013] = input(buffer=0)\n"
+        f"  %1: float32[1013] ROOT=0 = aten::relu(%0)  # {line[0]}\n"
         "}\n"
         "\n"
         "## END_GRAPH\n"
         "\n"
         "\n"
     )
-    assert kept.tolist() == [1.0, 1.0]
+    assert kept.sum().item() == 1013
 
 
 def test_the_hash_does_not_depend_on_the_users_lines() -> None:

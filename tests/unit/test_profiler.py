@@ -36,6 +36,7 @@ def test_a_profiler_of_all_threads_shows_records_compiles_runs_and_waits(tmp_pat
     with settings.scope(backend="torchscript"), profile(activities=CPU) as profiled:
         for _ in range(2):
             x.exp().log().cpu()
+        torch_ltc.sync(wait=True)
     shown = names(profiled)
     (compiled,) = [name for name in shown if name.startswith("ltc compile")]
     program = compiled.removeprefix("ltc compile ").removesuffix(" (torchscript)")
@@ -44,6 +45,7 @@ def test_a_profiler_of_all_threads_shows_records_compiles_runs_and_waits(tmp_pat
         "ltc read (copy)",
         f"ltc run {program} (interpreter)",
         f"ltc run {program} (torchscript)",
+        "ltc sync (explicit)",
         "ltc sync (read)",
         "ltc wait",
     ]
@@ -61,7 +63,8 @@ def test_a_plain_profiler_shows_the_users_thread() -> None:
     torch_ltc.sync(wait=True)
     with torch.profiler.profile(activities=CPU) as profiled:
         x.exp().log().cpu()
-    assert names(profiled) == ["ltc read (copy)", "ltc sync (read)", "ltc wait"]
+        torch_ltc.sync(wait=True)
+    assert names(profiled) == ["ltc read (copy)", "ltc sync (explicit)", "ltc sync (read)", "ltc wait"]
 
 
 def test_the_devices_own_activity_is_accepted_and_adds_nothing() -> None:

@@ -80,7 +80,7 @@ def with_sources(program: Program, *sources: Source) -> Program:
 
 
 FORWARD = Source("/home/me/net.py", 12, "Net.forward", module="Net.layers.0")
-BACKWARD = Source("/home/me/train.py", 30, "main", backward=True, forward=FORWARD)
+BACKWARD = Source("/home/me/train.py", 30, "main", backward=True, module=FORWARD.module, forward=FORWARD)
 ELSEWHERE = Source("/home/me/train.py", 31, "main", backward=True)
 
 
@@ -216,10 +216,8 @@ def test_dot_edges_lead_from_a_write_to_what_reads_the_memory_later() -> None:
 
 
 def test_dot_clusters_are_modules_inside_each_other() -> None:
-    assert program_dot(small_program()).splitlines()[2:13] == [
+    assert program_dot(small_program()).splitlines()[2:16] == [
         '  node0 [label="input 0\\n%0: float32[2]", fillcolor="#cfe2f3"]',
-        '  node2 [label="aten::neg\\n%2: float32[2]\\ntrain.py:30 main, backward of net.py:12 '
-        'Net.forward [Net.layers.0]", fillcolor="#ffffff", tooltip="aten::neg(%1)"]',
         '  node3 [label="aten::sgn\\n%3: float32[2]\\nROOT=0\\ntrain.py:31 main, backward", fillcolor="#ffffff",'
         ' penwidth=3, tooltip="aten::sgn(%2)"]',
         '  subgraph "cluster Net" {',
@@ -230,7 +228,12 @@ def test_dot_clusters_are_modules_inside_each_other() -> None:
         '        label="Net.layers.0"',
         '        node1 [label="aten::relu\\n%1: float32[2]\\nnet.py:12 Net.forward [Net.layers.0]",'
         ' fillcolor="#ffffff", tooltip="aten::relu(%0)"]',
+        '        node2 [label="aten::neg\\n%2: float32[2]\\ntrain.py:30 main, backward of net.py:12 '
+        'Net.forward [Net.layers.0]", fillcolor="#ffffff", tooltip="aten::neg(%1)"]',
         "      }",
+        "    }",
+        "  }",
+        '  node0 -> node1 [label="i=0"]',
     ]
 
 

@@ -116,6 +116,14 @@ def test_arrows_lead_from_each_sync_to_its_run() -> None:
     assert ends == {1: (5000.0, 200), 2: (26000.0, 200)}
 
 
+def test_programs_that_wait_in_the_queue_run_in_the_order_of_their_syncs() -> None:
+    spans = [Span("sync", "user", begin_s, 0.0, 0, 7) for begin_s in (0.1, 0.2)]
+    spans += [Span("run", "worker", begin_s, 0.1, 0, 7) for begin_s in (0.3, 0.4)]
+    recording = replace(RECORDING, spans=tuple(spans))
+    assert [event["ts"] for event in of_phase("s", recording) if event["id"] == 1] == [100000.0]
+    assert [event["ts"] for event in of_phase("f", recording) if event["id"] == 1] == [300000.0]
+
+
 def test_a_run_without_a_sync_has_no_arrow() -> None:
     assert of_phase("s", replace(RECORDING, spans=SPANS[3:4])) == []
 

@@ -1,7 +1,7 @@
 """`ltc bench`: what recording costs, or how fast training is, next to eager PyTorch.
 
-The benchmarks are in the repository, not in the installed package. Where they are not, the cost of recording is measured
-here, in a simpler way.
+The benchmarks are in the repository, not in the installed package. Where they are not, the cost of recording is
+measured here, in a simpler way.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         default="recording",
         help="what recording an operation costs, about a minute (the default); or all workloads in short, minutes",
     )
-    parser.add_argument("--built-in", action="store_true", help="the small measurement of recording, also in a checkout")
+    parser.add_argument("--built-in", action="store_true", help="the small measurement of recording in any case")
     add_json(parser)
 
 

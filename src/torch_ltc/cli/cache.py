@@ -40,7 +40,7 @@ class Entry:
         """What was compiled, in words. The kind is "p" or "s", instructions, a point, outputs."""
         instructions, _, outputs = self.file.kind[1:].partition(".")
         sizes = "any sizes" if self.file.kind.startswith("s") else "fixed sizes"
-        return f"{instructions} instructions, {outputs} outputs, {sizes}"
+        return f"{count(int(instructions), 'instruction')}, {count(int(outputs), 'output')}, {sizes}"
 
     def data(self, now_s: float) -> dict[str, Any]:
         """As JSON has it."""

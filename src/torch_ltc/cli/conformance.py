@@ -1,4 +1,4 @@
-"""`python -m torch_ltc conformance NAME`: what of PyTorch a backend gets right, and how much of it it takes."""
+"""`ltc conformance NAME`: what of PyTorch a backend gets right, and how much of it it takes."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from torch_ltc.cli.command import Command
+from torch_ltc.cli.output import PROGRESS_EVERY_S, print_json
 from torch_ltc.testing import Options, Result, State, conformance
 from torch_ltc.testing.records import DTYPES, Variant
 from torch_ltc.testing.report import name_of
 
-PROGRESS_EVERY_S = 10.0
 REWRITE_EVERY_S = 0.2
+_STDOUT = Path("-")
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
@@ -52,7 +53,14 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         help=f"for an operator with one dtype, or a case ({default.time_limit_s:.0f})",
     )
     parser.add_argument("--device", default=default.device, help='"cpu" compares eager with itself')
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything to FILE")
+    parser.add_argument(
+        "--json",
+        nargs="?",
+        type=Path,
+        const=_STDOUT,
+        metavar="FILE",
+        help="write everything to FILE, or without FILE print it instead of text",
+    )
     parser.add_argument("--all", action="store_true", help="print every failure and every semantics case")
 
 
@@ -77,6 +85,9 @@ def _run(options: argparse.Namespace) -> int:
         time_limit_s=options.time_limit,
         device=options.device,
     )
+    if options.json is _STDOUT:
+        print_json(report.json())
+        return 0 if report.passed else 1
     if options.json is not None:
         options.json.write_text(json.dumps(report.json(), indent=1), encoding="utf-8")
     print(report.text(everything=options.all))
@@ -109,7 +120,7 @@ COMMAND = Command(
     help="compare a backend with eager PyTorch: operators and semantics",
     description=(
         "Compare a backend with eager PyTorch: every operator of PyTorch's test database, and small cases on views, "
-        " writes, aliasing, dtypes, random numbers, failures, threads and training. Exit status 0 if nothing is "
+        "writes, aliasing, dtypes, random numbers, failures, threads and training. Exit status 0 if nothing is "
         "wrong that is not in a table of known gaps."
     ),
     add_options=_add_options,

@@ -3,7 +3,7 @@
 Entry points of PyTorch are replaced, not a function mode installed: a mode costs every recorded operation, and does not
 see `torch.device("cuda")`, `torch.cuda.is_available()` or `torch.load`. Names are mapped where the script gives them.
 What this package itself calls is left alone, because the physical device may be a GPU; and what PyTorch asks about CUDA
-for its own purposes gets the true answer. Autocast, scalers and legacy types as `torch.cuda.FloatTensor` are not mapped.
+for its own purposes gets the true answer. Autocast, scalers and types as `torch.cuda.FloatTensor` are not mapped.
 """
 
 from __future__ import annotations
@@ -112,7 +112,6 @@ def _map_methods(patches: Patches) -> None:
     for name in ("new_empty", "new_zeros", "new_ones", "new_full", "new_tensor", "new_empty_strided"):
         patches.wrap(torch.Tensor, name, _mapping_keyword)
     patches.wrap(torch.nn.Module, "to", _mapping_all)
-    patches.wrap(torch.nn.Module, "to_empty", _mapping_all)
 
     def moving(original: Callable[..., Any]) -> Callable[..., Any]:
         def call(self: Any, device: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -125,12 +124,22 @@ def _map_methods(patches: Patches) -> None:
 
     patches.wrap(torch.Tensor, "cuda", moving)
     patches.wrap(torch.nn.Module, "cuda", moving)
+    patches.wrap(torch.nn.DataParallel, "__init__", _without_replicas)
     on_cuda: Any = torch._C.TensorBase.is_cuda
 
     def is_cuda(self: torch.Tensor) -> bool:
         return bool(on_cuda.__get__(self)) or (self.device.type == "ltc" and _by_script())
 
     patches.put(torch.Tensor, "is_cuda", property(is_cuda, doc=on_cuda.__doc__))
+
+
+def _without_replicas(original: Callable[..., None]) -> Callable[..., None]:
+    def create(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        # As where there is no GPU: there is one device, and the module runs there as it is.
+        self.device_ids = []
+
+    return create
 
 
 def _named(device: Any) -> Any:

@@ -41,10 +41,9 @@ def _run(options: argparse.Namespace) -> int:
         return 0
     print(f"{coloured('ltc:0', 'strong')}: {lazy['name']}, backend {lazy['backend']}\n")
     rows = [("", "physical", "name", "free", "memory")]
-    rows += [
-        ("*" if row["current"] else "", row["device"], row["name"], size_text(row["free_bytes"]), size_text(row["total_bytes"]))
-        for row in physical
-    ]
+    for row in physical:
+        sizes = size_text(row["free_bytes"]), size_text(row["total_bytes"])
+        rows.append(("*" if row["current"] else "", row["device"], row["name"], *sizes))
     print(table(rows, "   rr"))
     print("\n* is where programs run, from the settings device_type (LTC_TS_CUDA) and device_ordinal")
     return 0

@@ -13,6 +13,8 @@ from torch_ltc.cli.recordings import find_program, read_recording
 from torch_ltc.debug.recording import ProgramRow, Recording
 from torch_ltc.errors import RecordingError
 from torch_ltc.program.difference import difference, difference_text
+from torch_ltc.program.render import source_text
+from torch_ltc.source import Source
 
 # As in the listing: a line makes values, "%3:f32[2] = ...", of others, "%1".
 _MADE = re.compile(r"%(\d+):")
@@ -27,7 +29,12 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         help="print programs",
         description="List the programs of a recording, or print one of them.",
     )
-    show.add_argument("names", nargs="*", metavar="[RECORDING] [PROGRAM]", help="a file, the last run by default, and the number of a program")
+    show.add_argument(
+        "names",
+        nargs="*",
+        metavar="[RECORDING] [PROGRAM]",
+        help="a file, the last run by default, and the number of a program",
+    )
     show.add_argument("--all", action="store_true", help="print all programs")
     show.add_argument("--dot", action="store_true", help="print a graph for Graphviz")
     add_json(show)
@@ -37,7 +44,12 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         help="print the difference of two programs",
         description="Print in what program B differs from program A. Exit status 1 if they differ.",
     )
-    diff.add_argument("names", nargs="+", metavar="[RECORDING] A B", help="a file, the last run by default, and the numbers of two programs")
+    diff.add_argument(
+        "names",
+        nargs="+",
+        metavar="[RECORDING] A B",
+        help="a file, the last run by default, and the numbers of two programs",
+    )
     diff.add_argument("--context", type=int, default=3, metavar="N", help="lines around each change (%(default)s)")
     add_json(diff)
     diff.set_defaults(what=_diff)
@@ -82,24 +94,22 @@ def _show(options: argparse.Namespace) -> int:
 def _overview(recording: Recording) -> str:
     if not recording.programs:
         return "no programs were recorded"
-    rows = [("program", "calls", "inputs", "outputs", "syncs", "compiles", "run time", "backend", "synced at")]
-    rows += [
-        (
-            *map(str, (row.identity, row.calls, row.inputs, row.outputs, row.syncs, row.compiles)),
-            duration_text(row.run_s),
-            row.backend,
-            str(row.site),
-        )
-        for row in recording.programs
+    rows: list[tuple[str, ...]] = [
+        ("program", "calls", "inputs", "outputs", "syncs", "compiles", "run time", "backend", "synced at")
     ]
+    for row in recording.programs:
+        figures = (row.identity, row.calls, row.inputs, row.outputs, row.syncs, row.compiles)
+        rows.append((*map(str, figures), duration_text(row.run_s), row.backend, source_text(row.site, "short")))
     return table(rows, "rrrrrrr")
 
 
 def _listing(row: ProgramRow) -> str:
-    head = f"program {row.identity}: {count(row.calls, 'call')}, synced at {row.site}"
+    head = f"program {row.identity}: {count(row.calls, 'call')}, synced at {source_text(row.site, 'short')}"
     lines = [coloured(head, "strong")]
     width = min(max((len(line.text) for line in row.lines), default=0), 90)
-    lines += [f"{line.text.ljust(width)}  {coloured(f'# {line.source}', 'faint')}" for line in row.lines]
+    for line in row.lines:
+        where = coloured(f"# {source_text(line.source, 'short')}", "faint")
+        lines.append(f"{line.text.ljust(width)}  {where}")
     if not row.lines:
         lines.append("its text was not kept")
     return "\n".join(lines)
@@ -109,7 +119,7 @@ def _dot(row: ProgramRow) -> str:
     made: dict[str, int] = {}
     parts = [f"digraph program_{row.identity} {{", '  node [shape=box, fontname="monospace"];']
     for index, line in enumerate(row.lines):
-        label = f"{line.text}\\n{line.source}".replace('"', '\\"')
+        label = f"{line.text}\\n{source_text(line.source, 'short')}".replace('"', '\\"')
         parts.append(f'  n{index} [label="{label}"];')
         parts += [f"  n{made[number]} -> n{index};" for number in _USED.findall(line.text) if number in made]
         made.update(dict.fromkeys(_MADE.findall(line.text), index))
@@ -121,18 +131,22 @@ def _dot(row: ProgramRow) -> str:
 
 def _diff(options: argparse.Namespace) -> int:
     _, (first, second) = _read(options.names, 2, 2)
-    listings = [[(line.text, line.source) for line in row.lines] for row in (first, second)]
     for row in (first, second):
         if not row.lines:
-            raise RecordingError(f"the text of program {row.identity} was not kept")
-    found = difference(*listings)
+            raise RecordingError(f"the text of program {row.identity} was not kept", hint="choose another")
+    old, new = _lines(first), _lines(second)
+    found = difference(old, new)
     if options.json:
         print_json({"same": found.same, "summary": found.summary(), **asdict(found)})
     else:
         names = (f"program {first.identity}", f"program {second.identity}")
-        text = difference_text(*listings, names=names, context=options.context)
+        text = difference_text(old, new, names=names, context=options.context)
         print("\n".join(_in_colour(line) for line in text.splitlines()))
     return 0 if found.same else 1
+
+
+def _lines(row: ProgramRow) -> list[tuple[str, Source]]:
+    return [(line.text, line.source) for line in row.lines]
 
 
 def _in_colour(line: str) -> str:

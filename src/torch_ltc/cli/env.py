@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+import torch_ltc
 from torch_ltc.cli.command import Command, add_json
 from torch_ltc.cli.hardware import cpu_name, first_line
 from torch_ltc.cli.output import coloured, pairs, print_json, size_text
@@ -58,9 +59,14 @@ def _installed(name: str) -> str:
         return "not installed"
 
 
+def _own_version() -> str:
+    here = torch_ltc.__version__
+    return here if _installed("torch-ltc") == here else f"{here}, not installed: from {torch_ltc.__path__[0]}"
+
+
 def _versions() -> dict[str, str]:
     found = {
-        "torch_ltc": _installed("torch-ltc"),
+        "torch_ltc": _own_version(),
         "torch": str(torch.__version__),
         "python": f"{platform.python_implementation()} {platform.python_version()}",
         "system": platform.platform(),

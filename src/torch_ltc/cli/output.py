@@ -77,10 +77,13 @@ def parse_size(text: str) -> int:
     """Bytes that "500M", "1.5 GiB" or "1024" stand for; raises ValueError."""
     word = text.strip().upper().removesuffix("B").removesuffix("I")
     unit = word[-1:] if word[-1:] in "KMGT" else ""
-    number = float(word.removesuffix(unit))
-    # NaN and infinity, too, are no sizes.
+    try:
+        number = float(word.removesuffix(unit))
+    except ValueError as error:
+        raise ValueError(f"{text!r} is no size") from error
+    # Nor is NaN, or infinity.
     if not 0 <= number < float("inf"):
-        raise ValueError(text)
+        raise ValueError(f"{text!r} is no size")
     return int(number * _BINARY[unit])
 
 

@@ -76,7 +76,12 @@ def _run(options: argparse.Namespace) -> int:
                 stack.enter_context(default_device())
             status = run_script(options.script, options.as_module)
         status = _wait(status)
-        recording = history.recording()
+        try:
+            recording = history.recording()
+        except Exception as error:
+            # Whatever is wrong with what we keep, the script has run, and its status counts.
+            note(f"what happened could not be put together: {error!r}")
+            return status or 1
     return _finish(options, recording, status)
 
 
@@ -103,8 +108,8 @@ def _finish(options: argparse.Namespace, recording: Recording, status: int) -> i
         note(f"cannot write what was recorded: {error}")
         status = status or 1
     if not options.quiet:
-        see = "" if path is None else f"; see: ltc doctor{'' if options.record is None else f' {shlex.quote(str(path))}'}"
-        note(summary(recording, findings) + see)
+        named = "" if options.record is None else f" {shlex.quote(str(options.record))}"
+        note(summary(recording, findings) + (f"; see: ltc doctor{named}" if path is not None else ""))
     return status
 
 

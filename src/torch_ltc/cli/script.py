@@ -31,8 +31,10 @@ def surroundings(script: str, arguments: Sequence[str], as_module: bool) -> Iter
         raise LtcError(f"there is no file {script!r}", hint="name a script, or a module with -m")
     before = sys.argv, sys.path[:], sys.modules["__main__"]
     sys.argv = [script, *arguments]
-    # Started as `python -m torch_ltc`, the first place is the current folder; started as `ltc`, the folder of that.
-    sys.path[:1] = [os.getcwd() if as_module else os.path.dirname(os.path.realpath(script))]
+    # Started as `python -m torch_ltc`, the first place is the current folder; started as `ltc`, the folder of that;
+    # with `python -P` there is no such place.
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path[:1] = [os.getcwd() if as_module else os.path.dirname(os.path.realpath(script))]
     try:
         yield
     finally:

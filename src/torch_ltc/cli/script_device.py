@@ -60,7 +60,9 @@ def default_device() -> Iterator[None]:
 def _in_worker() -> None:
     """In a process that was forked, as the workers of a loader are: the device cannot be used there."""
     if _State.active:
-        torch.set_default_device("cpu")
+        # For the rest of the process. Another default cannot be set: the process may have been forked inside of a
+        # `with torch.device(...)`.
+        torch.device("cpu").__enter__()
 
 
 os.register_at_fork(after_in_child=_in_worker)
@@ -133,7 +135,7 @@ def _follow_loaders(patches: Patches) -> None:
                 return original(self)
             with torch.device("cpu"):
                 batch = original(self)
-            return pytree.tree_map(_moved, batch)
+            return pytree.tree_map(_moved, batch, is_leaf=_moves_itself)
 
         return following
 
@@ -168,10 +170,10 @@ def _holds_device_tensors(value: Any, depth: int = 3) -> bool:
     return any(_holds_device_tensors(item, depth - 1) for item in inside)
 
 
+def _moves_itself(value: Any) -> bool:
+    """True for packed sequences, and for the dictionaries of tokenizers."""
+    return isinstance(value, Mapping | tuple) and hasattr(value, "to")
+
+
 def _moved(leaf: Any) -> Any:
-    if isinstance(leaf, torch.Tensor):
-        return leaf.to(NAME)
-    # Packed sequences, and the dictionaries of tokenizers, which are no dict.
-    if isinstance(leaf, Mapping | tuple) and hasattr(leaf, "to"):
-        return leaf.to(NAME)
-    return leaf
+    return leaf.to(NAME) if isinstance(leaf, torch.Tensor) or _moves_itself(leaf) else leaf

@@ -7,15 +7,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from torch_ltc.backends.interpreter import Interpretation
-from torch_ltc.debug.compare import Difference, compared
-from torch_ltc.debug.replay import Kept, Operand, Replay, operands, source_of
+from torch_ltc.debug.compare import Difference, Ended, compared
+from torch_ltc.debug.replay import Kept, Operand, Replay, operands, shake, source_of
 from torch_ltc.lowering.interface import Backend
 from torch_ltc.lowering.lower import lower
 from torch_ltc.lowering.results import check_count
 from torch_ltc.program.instruction import Call, Program, ReturnKind
 from torch_ltc.source import Source
 
-__all__ = ["BadCall", "bad_call"]
+__all__ = ["BadCall", "bad_call", "shaken_run"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,10 @@ class _Search:
         lowered = lower(self.backend, program, list(arguments.scalars), set(), strict=False)
         got = lowered.computation.run(arguments)
         got.results = check_count(self.backend.name, program, got.results, len(program.outputs))
-        found = compared(program, self.backend, (wanted, expected.inputs), (got, arguments.inputs))
+        ends = (wanted, expected.inputs), (got, arguments.inputs)
+        found = compared(program, self.backend, *ends)
+        if found:
+            found = compared(program, self.backend, *ends, shaken=shaken_run(program, self.kept))
         return max(found, key=lambda each: each.excess, default=None)
 
     def given(self, place: int) -> tuple[Operand, ...]:
@@ -76,6 +79,13 @@ class _Search:
 
         Replay(self.program, observe).run(arguments)
         return seen[0] if seen else ()
+
+
+def shaken_run(program: Program, kept: Kept) -> Ended:
+    """A run of the interpreter on inputs that are changed a little."""
+    arguments = kept.arguments(len(program.inputs))
+    shake(arguments)
+    return Interpretation(program).run(arguments), arguments.inputs
 
 
 def beginning(program: Program, calls: int, outputs: tuple[int, ...]) -> Program:

@@ -46,8 +46,8 @@ CAUSES: dict[str, Message] = {
             "LTC105",
             "argument",
             "An operation was given another constant: an index, an offset, a dimension, a flag.",
-            "Nothing if it happens once: an offset or index that changes becomes a run-time input. Else use a tensor as "
-            "the index (index_select), or a fixed set of values.",
+            "Nothing if it happens once: an offset or index that changes becomes a run-time input. Else use a tensor "
+            "as the index (index_select), or a fixed set of values.",
         ),
         message(
             "LTC106",
@@ -59,8 +59,8 @@ CAUSES: dict[str, Message] = {
             "LTC107",
             "operation",
             "The code went another way: another branch, another module, or an operation more or less.",
-            "Nothing if there are a few ways: each is compiled once. If they keep coming, compute both sides and choose "
-            "with torch.where, or keep what changes in tensors.",
+            "Nothing if there are a few ways: each is compiled once. If they keep coming, compute both sides and "
+            "choose with torch.where, or keep what changes in tensors.",
         ),
         message(
             "LTC108",
@@ -78,14 +78,14 @@ CAUSES: dict[str, Message] = {
         message(
             "LTC110",
             "live",
-            "The same operations, but other results are still held when the program ends, so that it has other outputs.",
+            "The same operations, but other results are still held when the program ends: it has other outputs.",
             "Drop what is not needed (del, or leave the scope) at the same place in each step; log with async_item or "
             "add_step_closure.",
         ),
         message(
             "LTC111",
             "ending",
-            "The program was cut earlier or later than the one it resembles: a read or a sync that is not in each step.",
+            "The program was cut earlier or later than the one it resembles: a read or a sync is not in each step.",
             "Read at the same place in each step, or log with async_item or add_step_closure, which cut nothing.",
         ),
         message(

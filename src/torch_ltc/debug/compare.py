@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from torch_ltc.backends.interpreter import memory_roots
 from torch_ltc.debug.replay import comparable, tensor_of
 from torch_ltc.lowering.interface import Backend, Outcome
 from torch_ltc.lowering.tolerance import Tolerance, program_tolerance
 from torch_ltc.program.instruction import Call, Program
 
-__all__ = ["Difference", "compared", "difference"]
+__all__ = ["Difference", "Ended", "compared", "difference", "undefined"]
 
+_UNWRITTEN = ("aten::empty", "aten::new_empty")
+# How many times as far as shaken inputs move it a result may be off.
+_MARGIN = 16
 # Results that say nothing: scratch memory, and random state that a kernel keeps for itself.
 _UNDEFINED = {
     "aten::mkldnn_rnn_layer": (3,),
@@ -48,15 +52,17 @@ def _text(number: object) -> str:
     return f"{number:.9g}" if isinstance(number, float) else str(number)
 
 
-def difference(what: str, wanted: torch.Tensor, got: torch.Tensor, tolerance: Tolerance) -> Difference | None:
-    """How `got` differs from `wanted` beyond the tolerance; None if it does not. NaN is equal to NaN."""
+def difference(
+    what: str, wanted: torch.Tensor, got: torch.Tensor, tolerance: Tolerance, slack: float = 0.0
+) -> Difference | None:
+    """How `got` differs from `wanted` beyond the tolerance and `slack`; None if it does not. NaN is equal to NaN."""
     if wanted.numel() == 0 or torch.equal(wanted, got):
         return None
     left, right = comparable(wanted.detach()), comparable(got.detach())
     relative, absolute = tolerance
     finite = left[left.isfinite()].abs()
     scale = max(1.0, float(finite.max())) if finite.numel() else 1.0
-    allowed = absolute * scale + relative * left.abs().nan_to_num(0, 0, 0)
+    allowed = slack + absolute * scale + relative * left.abs().nan_to_num(0, 0, 0)
     same = (left == right) | (left.isnan() & right.isnan())
     error = (left - right).abs()
     # Where one is not finite and the other is something else, no error is small.
@@ -80,37 +86,62 @@ def difference(what: str, wanted: torch.Tensor, got: torch.Tensor, tolerance: To
     )
 
 
+Ended = tuple[Outcome, Sequence[Any]]
+"""The outcome of a run, and its inputs as they are after it."""
+
+
 def compared(
-    program: Program, backend: Backend, wanted: tuple[Outcome, Sequence[Any]], got: tuple[Outcome, Sequence[Any]]
+    program: Program, backend: Backend, wanted: Ended, got: Ended, shaken: Ended | None = None
 ) -> list[Difference]:
-    """All that differs: of each run the outcome, and the inputs as they are after it."""
-    found: list[Difference | None] = []
-    makers = _makers(program)
-    for place, number in enumerate(program.outputs):
-        maker = makers.get(number)
-        if maker is None or maker[1] not in _UNDEFINED.get(maker[0].op._schema.name, ()):
-            made = f", made by {maker[0].name}" if maker is not None else ""
-            left, right = tensor_of(wanted[0].results[place]), tensor_of(got[0].results[place])
-            found.append(_difference(f"result {place}", made, left, right, backend.tolerances))
-    for place, (left, right) in enumerate(zip(wanted[1], got[1], strict=True)):
-        right = got[0].replaced.get(place, right)
-        found.append(
-            _difference(f"input {place} after the run", "", tensor_of(left), tensor_of(right), backend.tolerances)
-        )
+    """All that differs between two runs. What also differs between the first and one on inputs that were `shaken`, is
+    rounding that the program makes large, as a division of two small numbers does: that much is allowed."""
+    before, after = _tensors(program, wanted), _tensors(program, got)
+    moved = _tensors(program, shaken) if shaken is not None else {}
+    found = []
+    for what, (left, made) in before.items():
+        right = after[what][0]
+        if left is not None and right is not None:
+            spec = f"{str(left.dtype).removeprefix('torch.')}[{','.join(map(str, left.size()))}]"
+            tolerance = program_tolerance(left.dtype, backend.tolerances)
+            slack = _movement(left, moved[what][0]) if what in moved else 0.0
+            found.append(difference(f"{what}, {spec}{made}", left, right, tolerance, slack))
     return [each for each in found if each is not None]
 
 
-def _difference(
-    what: str,
-    made: str,
-    wanted: torch.Tensor | None,
-    got: torch.Tensor | None,
-    claimed: Mapping[torch.dtype, Tolerance],
-) -> Difference | None:
-    if wanted is None or got is None:
-        return None
-    spec = f"{str(wanted.dtype).removeprefix('torch.')}[{','.join(map(str, wanted.size()))}]"
-    return difference(f"{what}, {spec}{made}", wanted, got, program_tolerance(wanted.dtype, claimed))
+def _movement(wanted: torch.Tensor, moved: torch.Tensor | None) -> float:
+    """How far the numbers of a result have moved, with a margin."""
+    if moved is None or not wanted.dtype.is_floating_point or not wanted.numel():
+        return 0.0
+    return _MARGIN * float((comparable(moved) - comparable(wanted)).abs().nan_to_num(0, 0, 0).max())
+
+
+def _tensors(program: Program, ended: Ended) -> dict[str, tuple[torch.Tensor | None, str]]:
+    """What a run has left, by name, with who made it."""
+    outcome, inputs = ended
+    found: dict[str, tuple[torch.Tensor | None, str]] = {}
+    makers = _makers(program)
+    meaningless = undefined(program)
+    for place, number in enumerate(program.outputs):
+        if number not in meaningless:
+            made = f", made by {makers[number][0].name}" if number in makers else ""
+            found[f"result {place}"] = (tensor_of(outcome.results[place]), made)
+    for place, held in enumerate(inputs):
+        # What was given as a handle may be gone where the run has replaced it.
+        found[f"input {place} after the run"] = (tensor_of(outcome.replaced.get(place, held)), "")
+    return found
+
+
+def undefined(program: Program) -> set[int]:
+    """Values that nobody has given a meaning: memory that was never written to, and scratch results of kernels."""
+    roots = memory_roots(program)
+    written = {roots[number] for call in program.calls for number in call.mutated}
+    found: set[int] = set()
+    for call in program.calls:
+        name = call.op._schema.name
+        if name.startswith(_UNWRITTEN):
+            found.update(number for number in call.numbers if number >= 0 and roots[number] not in written)
+        found.update(call.numbers[place] for place in _UNDEFINED.get(name, ()))
+    return found
 
 
 def _makers(program: Program) -> dict[int, tuple[Call, int]]:

@@ -96,11 +96,15 @@ def _overview(recording: Recording, compiles: list[CompileRow]) -> str:
     return "\n\n".join(pages)
 
 
-def _compile_text(row: CompileRow, recording: Recording) -> str:
+def _title(row: CompileRow) -> str:
     where = " in another process" if row.elsewhere else ""
     again = f", number {row.number} for this site" if row.number > 1 else ""
-    title = f"program {row.program}: compiled by {row.backend}{where} in {_milliseconds(row.duration_s)}"
-    lines = [f"{title} after step {row.step}{again}", *_explanation_lines(row.explanation)]
+    done = f"loaded for {row.backend}" if row.loaded else f"compiled by {row.backend}{where}"
+    return f"program {row.program}: {done} in {_milliseconds(row.duration_s)} after step {row.step}{again}"
+
+
+def _compile_text(row: CompileRow, recording: Recording) -> str:
+    lines = [_title(row), *_explanation_lines(row.explanation)]
     program = next((one for one in recording.programs if one.identity == row.program), None)
     if program is not None:
         lines.append(_site_line(program))
@@ -134,7 +138,11 @@ def _program_text(row: ProgramRow, recording: Recording) -> str:
         lines += ["  it was new because:", *(f"  {line}" for line in _explanation_lines(row.explanation))]
     lines.append(_site_line(row))
     pages = ["\n".join(lines)]
-    pages += [_compile_text(one, recording) for one in recording.compiles if one.program == row.identity]
+    for one in recording.compiles:
+        if one.program == row.identity:
+            # What made the program new is often why it was compiled, and has been said.
+            said = row.explanation is not None and one.explanation.difference == row.explanation.difference
+            pages.append(_title(one) if said else _compile_text(one, recording))
     return "\n\n".join(pages)
 
 

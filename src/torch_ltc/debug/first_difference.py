@@ -82,7 +82,8 @@ def _specs_differ(before: Spec, now: Spec, instruction: Input, program: Program)
     what = f"input {program.inputs.index(instruction)} ({now!r}{used})"
     source = instruction.source if user is None else user.source
     if before.dtype is not now.dtype:
-        return Difference("dtype", f"the dtype of {what} was {_plain(before.dtype)}, is now {_plain(now.dtype)}", source)
+        text = f"the dtype of {what} was {_plain(before.dtype)}, is now {_plain(now.dtype)}"
+        return Difference("dtype", text, source)
     if len(before.size) != len(now.size):
         text = f"{what} had {len(before.size)} dimensions, has now {len(now.size)}"
         return Difference("size", text, source)

@@ -167,7 +167,9 @@ class History:
             self._optimizer_steps = self._explicit_steps = 0
 
     def listen(self) -> None:
-        """Begin to listen. Once."""
+        """Begin to listen. A second call does nothing."""
+        if self._listening:
+            return
         handlers: dict[type, Callable[[Any], None]] = {
             SyncEvent: self._on_sync,
             ExecuteEvent: self._on_execute,
@@ -180,6 +182,14 @@ class History:
         }
         self._listening = [events.subscribe(handler, kind) for kind, handler in handlers.items()]
         synced_programs.append(self._on_synced)
+
+    def stop(self) -> None:
+        """Listen no more; what was kept stays. `listen` begins again."""
+        for end in self._listening:
+            end()
+        self._listening = []
+        if self._on_synced in synced_programs:
+            synced_programs.remove(self._on_synced)
 
     @property
     def step(self) -> int:

@@ -75,6 +75,8 @@ _ADVICE = {
     "pow": "keep the base above 0 where the exponent is not a whole number",
     "exp": "keep its input small: subtract the maximum first, or use logsumexp or log_softmax",
     "_softmax": "a row whose numbers are all -inf has no softmax: leave one position unmasked",
+    "empty": "nothing was written to this memory: use torch.zeros, or write to all of it",
+    "empty_strided": "nothing was written to this memory: use torch.zeros, or write to all of it",
     "acos": "keep its input in -1 .. 1",
     "asin": "keep its input in -1 .. 1",
 }

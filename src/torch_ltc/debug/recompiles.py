@@ -11,11 +11,14 @@ from torch_ltc.source import Source
 
 __all__ = ["recompiled"]
 
+# What has nothing to do with what was compiled for the site before.
+_NO_RECOMPILES = frozenset({"first", "backend"})
+
 
 def recompiled(explanation: Explanation, number: int, site: Source) -> None:
     """A program was compiled for this site, the third one at least. Said on the user's thread, at its next sync or
     read: this may be another one."""
-    if settings.recompiles == "allow":
+    if settings.recompiles == "allow" or explanation.cause in _NO_RECOMPILES:
         return
     message = MESSAGES[explanation.code]
     where = f" at {explanation.source}" if explanation.source.file else ""

@@ -20,7 +20,18 @@ from torch_ltc.program.instruction import Call, Program, Scalar, Value
 from torch_ltc.program.spec import spec_of
 from torch_ltc.source import Source
 
-__all__ = ["Figures", "Kept", "Operand", "Replay", "comparable", "figures", "operands", "source_of", "tensor_of"]
+__all__ = [
+    "Figures",
+    "Kept",
+    "Operand",
+    "Replay",
+    "comparable",
+    "figures",
+    "operands",
+    "shake",
+    "source_of",
+    "tensor_of",
+]
 
 MOST_SHOWN = 4
 Observer = Callable[[int, Call, list[Any], Callable[[], None]], None]
@@ -75,6 +86,19 @@ class Kept:
         if self.state is not None:
             given.generator.set_state(self.state)
         return Arguments(held, given.scalars, given.generator, given.device, given.sources)
+
+
+def shake(arguments: Arguments) -> None:
+    """Change each floating-point input that may be written to by about the last bit of its numbers."""
+    generator = torch.Generator().manual_seed(0)
+    seen: set[int] = set()
+    for tensor in arguments.inputs:
+        if not isinstance(tensor, torch.Tensor) or not tensor.dtype.is_floating_point or tensor.dtype.itemsize < 2:
+            continue
+        if tensor.untyped_storage()._cdata not in seen:
+            noise = torch.randn(tensor.shape, generator=generator).to(tensor.device)
+            tensor.copy_(comparable(tensor) * (1 + torch.finfo(tensor.dtype).eps * noise))
+            seen.add(tensor.untyped_storage()._cdata)
 
 
 def _bytes_of(storage: torch.UntypedStorage, device: torch.device) -> torch.Tensor:
@@ -184,7 +208,7 @@ def operands(
                 add(item)
         else:
             add(operand)
-    return tuple(shown)
+    return tuple(shown[: 2 * MOST_SHOWN])
 
 
 def _place_in_list(call: Call, number: int) -> int:

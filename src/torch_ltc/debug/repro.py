@@ -35,7 +35,9 @@ __all__ = ["Policy", "dump_repro", "policy"]
 _MOST_WRITTEN = 20
 _MOST_BYTES = 256 * 2**20
 # Settings that a script sets for itself.
-_OWN_SETTINGS = frozenset({"backend", "tiers", "cache_dir", "check", "repro_dir", "report", "save_tensors_file"})
+_OWN_SETTINGS = frozenset(
+    {"backend", "tiers", "cache_dir", "check", "recompiles", "repro_dir", "report", "save_tensors_file"}
+)
 
 
 @dataclass(frozen=True, slots=True)

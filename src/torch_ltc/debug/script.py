@@ -105,8 +105,8 @@ def _layout_lines(call: Call) -> list[str]:
 
 def _program_lines(case: Case) -> list[str]:
     program = case.program
-    names = "".join(f"v{instruction.number}, " for instruction in program.inputs)
-    lines = [f"{names.rstrip()} = inputs" if names else "assert not inputs"]
+    names = [f"v{instruction.number}" for instruction in program.inputs]
+    lines = [f"{', '.join(names)} = inputs" if len(names) > 1 else f"[{''.join(names)}] = inputs"]
     before = ""
     for call in program.calls:
         where = call.source.describe()
@@ -184,7 +184,6 @@ def script_text(case: Case) -> str:
         program=_indented(_program_lines(case), 1),
         buffers=_indented(_buffer_lines(case), 2),
         inputs=_indented(_input_lines(case), 2),
-        random=case.program.random,
     )
 
 

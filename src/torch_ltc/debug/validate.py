@@ -12,14 +12,13 @@ from contextlib import contextmanager
 import torch
 
 from torch_ltc.backends.interpreter import Interpretation
-from torch_ltc.debug.bisect import bad_call
+from torch_ltc.debug.bisect import bad_call, shaken_run
 from torch_ltc.debug.compare import Difference, compared
 from torch_ltc.debug.messages import message
 from torch_ltc.debug.replay import Kept
 from torch_ltc.errors import LtcWarning, ValidationError
 from torch_ltc.events import RefusalEvent, emit
 from torch_ltc.lowering.interface import Outcome
-from torch_ltc.program.instruction import Program
 from torch_ltc.runtime.executor import executor
 from torch_ltc.runtime.families import families
 from torch_ltc.runtime.watching import Failure, Run, failed
@@ -63,9 +62,11 @@ def _validate(run: Run, kept: Kept, handles: Sequence[object]) -> None:
     expected = Interpretation(program).run(arguments)
     # What is drawn next follows the interpreter's run, whatever the search below draws.
     state = run.arguments.generator.get_state() if program.random else None
-    # What was given as a handle may be gone where the run has replaced it: it is not asked for its tensor.
-    found = compared(program, run.backend, (expected, arguments.inputs), (run.outcome, run.arguments.held))
+    ends = (expected, arguments.inputs), (run.outcome, run.arguments.held)
+    found = compared(program, run.backend, *ends)
     try:
+        if found:
+            found = compared(program, run.backend, *ends, shaken=shaken_run(program, kept))
         if found or expected.failures:
             error = _unfailed(run, expected) if expected.failures else _error(run, kept, found)
             _install(run, expected, arguments.inputs, handles)
@@ -106,7 +107,7 @@ def _error(run: Run, kept: Kept, found: list[Difference]) -> ValidationError:
     bad = bad_call(program, run.backend, kept)
     lines = [
         f"{_WRONG.code}: {name} computed program {program.identity} of {len(program.calls)} calls wrong: "
-        f"{len(found)} of {_compared(program, run)} results differ from the interpreter's",
+        f"{len(found)} of its results and inputs differ{'s' if len(found) == 1 else ''} from the interpreter's",
         f"  worst: {worst}",
         *(f"  {line}" for line in bad.text.splitlines()),
         "  the interpreter's results are kept, and it runs this program from now on",
@@ -119,7 +120,3 @@ def _unfailed(run: Run, expected: Outcome) -> ValidationError:
     program = run.entry.program
     what = f"{_WRONG.code}: {run.backend.name} ran program {program.identity} without an error, but it has one"
     return ValidationError(f"{what}: {expected.failures[0]}", hint="correct the line named; the backend hides it")
-
-
-def _compared(program: Program, run: Run) -> int:
-    return len(program.outputs) + len(run.entry.written_positions)

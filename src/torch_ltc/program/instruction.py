@@ -7,6 +7,7 @@ numbers: 0, 1, 2 ... in the order in which inputs were first touched and results
 from __future__ import annotations
 
 import enum
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -195,6 +196,8 @@ class Call:
     random: bool = False
     numbers: tuple[int, ...] = ()
     layout: Layout = field(default_factory=Layout)
+    # The number of its autograd node, counted from the beginning of the program; None if it has none.
+    sequence: int | None = None
 
     @property
     def flat_returns(self) -> list[Return]:
@@ -328,8 +331,12 @@ class Program:
         return found
 
     def maker_of(self, number: int) -> Call | None:
-        """The call that makes a value; None when it is an input."""
-        return next((call for call in self.calls if number in call.numbers), None)
+        """The call that makes a value; None when it is an input. Of a recorded program: its values are numbered in
+        order."""
+        # The last one that is numbered so or lower: a call that makes nothing has the number of what comes next.
+        position = bisect_right(self.instructions, number, key=_first_number) - 1
+        found = self.instructions[position] if position >= 0 else None
+        return found if isinstance(found, Call) else None
 
     def op_counts(self) -> dict[str, int]:
         """How often each operator occurs."""
@@ -337,3 +344,7 @@ class Program:
         for call in self.calls:
             counts[call.name] = counts.get(call.name, 0) + 1
         return counts
+
+
+def _first_number(instruction: Instruction) -> int:
+    return instruction.first if isinstance(instruction, Call) else instruction.number

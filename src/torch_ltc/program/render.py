@@ -73,7 +73,8 @@ def source_text(source: Source, sources: Sources = "short") -> str:
     text = f"{file}:{source.line}"
     if source.function != "<module>":
         text = f"{text} {source.function}"
-    if source.module:
+    # The forward line says which module it was.
+    if source.module and source.forward is None:
         text = f"{text} [{source.module}]"
     if source.forward is not None:
         return f"{text}, backward of {source_text(source.forward, sources)}"

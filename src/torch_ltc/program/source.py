@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 from collections.abc import Iterable
 from types import CodeType, FrameType
 
@@ -17,7 +16,17 @@ import torch
 from torch_ltc.program.module_path import MODULE_CALL, module_path
 from torch_ltc.source import UNKNOWN, Source
 
-__all__ = ["UNKNOWN", "Source", "call_source", "current_source", "is_user_file", "note_forward"]
+__all__ = [
+    "UNKNOWN",
+    "Source",
+    "backward_number",
+    "call_source",
+    "current_source",
+    "forward_number",
+    "is_user_file",
+    "paired",
+    "sequence_number",
+]
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
@@ -34,11 +43,6 @@ _MOST_LINES = 65_536
 # Asking PyTorch which autograd node runs gives the node a Python object that lives as long as the node, and a long
 # chain of those is freed by recursion: some 15,000 fit a stack of 8 MiB. So only so many of a pass are asked for.
 _MOST_NODES = 2_000
-
-# Lines of forward calls by the sequence number of their autograd node, with the thread that recorded them: each thread
-# counts by itself.
-_forward: dict[int, tuple[int, Source | None]] = {}
-_sequence_number = torch._C._autograd._get_sequence_nr  # type: ignore[attr-defined]
 
 
 class _LatestBackward:
@@ -90,34 +94,28 @@ def _backward_source() -> Source:
     return source
 
 
-def _forward_source() -> Source | None:
-    """The line of the forward call whose gradient is being computed on this thread, where that is known."""
+def sequence_number() -> int:
+    """The number that the next autograd node of this thread gets. Each thread counts by itself."""
+    number: int = torch._C._autograd._get_sequence_nr()
+    return number
+
+
+def forward_number(tensors: Iterable[object]) -> int | None:
+    """The number of the autograd node of the call that is being recorded, if it has one: autograd makes the node, then
+    calls the kernel. It has none when none of its tensors wants a gradient."""
+    for tensor in tensors:
+        if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
+            return sequence_number() - 1
+    return None
+
+
+def backward_number() -> int | None:
+    """The number of the autograd node that runs on this thread; None when there is none, or it is not to be asked."""
     if _latest.asked >= _MOST_NODES:
         return None
     _latest.asked += 1
     node = torch._C._current_autograd_node()
-    # A node that only collects a gradient has the largest number there is.
-    found = None if node is None else _forward.get(node._sequence_nr())
-    return None if found is None else found[1]
-
-
-def note_forward(tensors: Iterable[object], source: Source) -> None:
-    """Remember that the autograd node made last on this thread is that of a call at this line, if the call has one:
-    autograd makes the node, then calls the kernel."""
-    if not torch.is_grad_enabled():
-        return
-    for tensor in tensors:
-        if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
-            break
-    else:
-        return
-    if len(_forward) >= _MOST_LINES:
-        _forward.clear()
-    thread = threading.get_ident()
-    known = _forward.setdefault(_sequence_number() - 1, (thread, source))
-    if known[0] != thread:
-        # Two threads have a node of this number, and a node does not tell which it is.
-        _forward[_sequence_number() - 1] = (-1, None)
+    return None if node is None else node._sequence_nr()
 
 
 def _source(frame: FrameType, backward: bool, module: str = "") -> Source:
@@ -143,8 +141,8 @@ _pairs: dict[tuple[int, int], tuple[Source, Source, Source]] = {}
 
 
 def call_source(depth: int = 1) -> Source:
-    """As `current_source`, with the path of the module that runs and, in a backward pass, the forward line. For calls
-    that are recorded for the first time: it looks at more of the stack."""
+    """As `current_source`, with the path of the module that runs. For calls that are recorded for the first time: it
+    looks at more of the stack."""
     user: FrameType | None = None
     module: FrameType | None = None
     frame: FrameType | None = sys._getframe(depth)
@@ -159,12 +157,11 @@ def call_source(depth: int = 1) -> Source:
         frame = frame.f_back
     if user is not None:
         return _source(user, False, "" if module is None else module_path(module))
-    source = _backward_source()
-    forward = _forward_source() if source.file else None
-    return source if forward is None else _paired(source, forward)
+    return _backward_source()
 
 
-def _paired(backward: Source, forward: Source) -> Source:
+def paired(backward: Source, forward: Source) -> Source:
+    """The line of a backward call with that of its forward call."""
     found = _pairs.get((id(backward), id(forward)))
     if found is None:
         if len(_pairs) >= _MOST_LINES:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from bisect import bisect_right
 from collections import OrderedDict
 from typing import Any
 from weakref import WeakSet
@@ -17,7 +16,7 @@ from torch_ltc.config import settings
 from torch_ltc.errors import LtcError
 from torch_ltc.lowering.interface import Backend, Computation
 from torch_ltc.lowering.lower import Lowered
-from torch_ltc.program.instruction import Call, Instruction, Program, Return
+from torch_ltc.program.instruction import Call, Program, Return
 from torch_ltc.program.render import program_text
 from torch_ltc.program.safety import may_fail
 from torch_ltc.program.spec import Spec
@@ -106,7 +105,7 @@ class Entry:
     def makers(self) -> tuple[Call | None, ...]:
         """The call that makes each output."""
         if self._makers is None:
-            self._makers = tuple([_maker(self.program, number) for number in self.program.outputs])
+            self._makers = tuple([self.program.maker_of(number) for number in self.program.outputs])
         return self._makers
 
     def forget(self, lowered: Lowered) -> None:
@@ -154,17 +153,6 @@ def _first_positions(program: Program, buffers: set[int]) -> tuple[int, ...]:
     for position, instruction in enumerate(program.inputs):
         first.setdefault(instruction.buffer, position)
     return tuple(first[buffer] for buffer in sorted(buffers))
-
-
-def _maker(program: Program, number: int) -> Call | None:
-    # The last instruction that is numbered so or lower: a call that makes nothing has the number of what comes next.
-    position = bisect_right(program.instructions, number, key=_first_number) - 1
-    found = program.instructions[position] if position >= 0 else None
-    return found if isinstance(found, Call) else None
-
-
-def _first_number(instruction: Instruction) -> int:
-    return instruction.first if isinstance(instruction, Call) else instruction.number
 
 
 def fingerprint(program: Program) -> bytes:

@@ -201,7 +201,7 @@ def add_largest(error: LtcError, program: Program) -> None:
     that was compiled as a whole, so that nobody knows which call failed."""
     largest = largest_value(program) if is_out_of_memory(error) else ""
     if largest:
-        error.args = (f"{error.args[0]}\n  {largest}",)
+        error.args = (f"{str(error.args[0]).rstrip()}\n  {largest}",)
 
 
 def add_holdings(error: LtcError) -> LtcError:

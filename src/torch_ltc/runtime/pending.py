@@ -73,8 +73,8 @@ def pending_inputs() -> tuple[list[int], list[object]]:
 
 
 def uncomputed(tensor: torch.Tensor) -> str:
-    """What is known of a tensor's value while it is not computed: "pending", or "queued" behind other programs, with the
-    call that makes it; empty when it is computed. Neither syncs nor waits."""
+    """What is known of a tensor's value while it is not computed: "pending", or "queued" behind other programs, with
+    the call that makes it; empty when it is computed. Neither syncs nor waits."""
     buffer = buffer_of(tensor)
     with recorder.lock:
         if not touched(buffer):

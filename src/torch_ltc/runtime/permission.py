@@ -11,7 +11,6 @@ from types import TracebackType
 
 import torch
 
-from torch_ltc.config import settings
 from torch_ltc.errors import SyncForbiddenError
 from torch_ltc.events import SyncReason
 from torch_ltc.program.source import current_source
@@ -46,9 +45,9 @@ _WHAT = {
 }
 _HINT = "move it out of the block, or allow it there: with torch_ltc.allow_sync():"
 _HINTS = {
-    SyncReason.READ: "torch_ltc.async_item(tensor) and add_step_closure() read without a sync; or torch_ltc.allow_sync()",
+    SyncReason.READ: "async_item(tensor) and add_step_closure() read without a sync; or torch_ltc.allow_sync()",
     SyncReason.OPTIMIZER: "end the block before optimizer.step(), or set settings.sync_after_optimizer = False",
-    SyncReason.BOUND: f"a larger settings.pending_bound (it is {settings.pending_bound:,} by default), or a shorter block",
+    SyncReason.BOUND: "a larger settings.pending_bound, or a shorter block",
 }
 
 permission = _Permission()
@@ -81,8 +80,8 @@ def _set(thread: int, forbidden: bool) -> None:
 
 
 class no_sync(_Scope):
-    """`with torch_ltc.no_sync():` raises SyncForbiddenError at the line that would sync: a read, an eager operation, the
-    end of a step, the bound of the pending program."""
+    """`with torch_ltc.no_sync():` raises SyncForbiddenError at the line that would sync: a read, an eager operation,
+    the end of a step, the bound of the pending program."""
 
     _forbids = True
 

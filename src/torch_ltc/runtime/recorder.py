@@ -16,6 +16,7 @@ import torch
 
 from torch_ltc.config import settings
 from torch_ltc.errors import DeviceMismatchError
+from torch_ltc.program.forward_lines import ForwardLines
 from torch_ltc.program.geometry import quick
 from torch_ltc.program.infer import Inferred, OperandIndex, infer
 from torch_ltc.program.instruction import (
@@ -27,7 +28,7 @@ from torch_ltc.program.instruction import (
     Returns,
 )
 from torch_ltc.program.operator import DEFAULT, Kind, Operator
-from torch_ltc.program.source import Source, call_source, current_source, note_forward
+from torch_ltc.program.source import Source, call_source, current_source
 from torch_ltc.program.spec import Spec, spec_of
 from torch_ltc.program.template import Template, make_template
 from torch_ltc.program.traced import Traced
@@ -103,6 +104,7 @@ class Recorder:
         "lines",
         "traced",
         "awaited",
+        "forward",
     )
 
     def __init__(self) -> None:
@@ -118,11 +120,14 @@ class Recorder:
         self.numbers: list[Any] = []
         # What wants to be told when the pending program has been queued; see `async_item`.
         self.awaited: list[Any] = []
+        self.forward = ForwardLines()
+        self.node = self.tree.root
         self.bound = settings.pending_bound
         self.reset()
 
     def reset(self) -> None:
         """Begin the next program."""
+        self.forward.end(self.node)
         self.base = self.count
         self.node = self.tree.root
         self.buffers.clear()
@@ -285,7 +290,7 @@ class Recorder:
     def step(self, child: Node) -> int:
         """Move to `child`, whose values are numbered from the returned number on."""
         if not self.started:
-            self.started = time.perf_counter()
+            self._begin()
         # No call between these: an interrupt cannot leave one done and the other not.
         number = self.count
         self.node = child
@@ -346,8 +351,13 @@ class Recorder:
         if child is None:
             child = self._extend(key, operator, values)
         if not self.started:
-            self.started = time.perf_counter()
+            self._begin()
         return child
+
+    def _begin(self) -> None:
+        """The first call of a program."""
+        self.started = time.perf_counter()
+        self.forward.begin()
 
     def preview(self, operator: Operator, values: tuple[Any, ...]) -> Inferred:
         """What would come of the call; nothing is recorded."""
@@ -393,8 +403,11 @@ class Recorder:
         first = self.count - self.base
         numbers = result_numbers(returns, first)
         source = call_source(2)
-        if not source.backward:
-            note_forward(operand_tensors(operator, values), source)
+        sequence: int | None = None
+        if source.backward:
+            source = self.forward.line_of(source, self.node)
+        elif torch.is_grad_enabled():
+            sequence = self.forward.number_of(operand_tensors(operator, values))
         call = Call(
             operator.op,
             template.args,
@@ -406,6 +419,7 @@ class Recorder:
             operator.random,
             numbers,
             Layout(),
+            sequence,
         )
         child = self.tree.add(self.node, key, call)
         child.made = len(numbers) - numbers.count(-1)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
-from statistics import median
 
-from torch_ltc.debug.doctor.figures import FEWEST_STEPS, active_s, percent, record_s, run_s, seconds, share
+from torch_ltc.debug.doctor.figures import FEWEST_STEPS, active_s, middle, percent, record_s, run_s, seconds, share
 from torch_ltc.debug.doctor.registry import Symptom, rule
 from torch_ltc.debug.recording import Recording
 from torch_ltc.runtime.memory import size_text
@@ -20,6 +20,8 @@ _WAITING_FOR_ROOM = 0.2
 # Copies to the device in a step, in the middle, and their size: more and smaller ones cost more than what is in them.
 _MANY_UPLOADS = 8
 _SMALL_UPLOAD_BYTES = 4096
+# Below this part of the run they are no reason to change a program.
+_WORTH_A_WARNING = 0.05
 
 
 @rule(
@@ -32,24 +34,20 @@ _SMALL_UPLOAD_BYTES = 4096
 )
 def small_uploads(recording: Recording) -> Iterator[Symptom]:
     """Many small copies to the device in every step."""
-    uploads = [span for span in recording.spans if span.kind == "upload"]
-    per_step: dict[int, int] = {}
-    for span in uploads:
-        if span.size_bytes <= _SMALL_UPLOAD_BYTES:
-            per_step[span.step] = per_step.get(span.step, 0) + 1
-    # The first steps upload the model.
-    counts = [count for step, count in per_step.items() if step > 0]
-    if len(counts) < FEWEST_STEPS or len(counts) < recording.steps / 2 or median(counts) < _MANY_UPLOADS:
+    # The model goes to the device before the first step.
+    uploads = [span for span in recording.spans if span.kind == "upload" and span.step > 0]
+    small = [span for span in uploads if span.size_bytes <= _SMALL_UPLOAD_BYTES]
+    counts = Counter(span.step for span in small)
+    if len(counts) < FEWEST_STEPS or len(counts) < recording.steps / 2 or middle(counts.values()) < _MANY_UPLOADS:
         return
-    small = [span for span in uploads if span.size_bytes <= _SMALL_UPLOAD_BYTES and span.step > 0]
     took_s = sum(span.duration_s for span in small)
-    mean_bytes = sum(span.size_bytes for span in small) / len(small)
+    mean = size_text(round(sum(span.size_bytes for span in small) / len(small)))
     yield Symptom(
         "many small copies to the device in each step",
-        f"{median(counts):.0f} in a step in the middle of the run, {size_text(round(mean_bytes))} each on average; "
+        f"{middle(counts.values()):.0f} in a step in the middle of the run, {mean} each on average; "
         f"{len(small):,} copies took {seconds(took_s)}",
         cost_s=took_s,
-        severity=None if share(took_s, active_s(recording)) >= 0.05 else "hint",
+        severity="warning" if share(took_s, active_s(recording)) >= _WORTH_A_WARNING else "hint",
     )
 
 
@@ -57,23 +55,25 @@ def small_uploads(recording: Recording) -> Iterator[Symptom]:
     "LTC216",
     "full queue",
     severity="hint",
-    means="Syncs waited because as many programs as queue_bound allows were queued already. The device is the limit, "
-    "and the program is ahead of it: all is well.",
-    advice="Nothing. To go faster, make the device's work smaller or faster: another backend, a smaller dtype, a "
-    "larger machine.",
+    means="Syncs waited because as many programs as queue_bound allows were queued already, although the device did "
+    "not run programs all of the time: what held it up were compilations, or a few long programs among short ones.",
+    advice="Let programs be compiled in the background (settings.tiers = 'background'), or raise settings.queue_bound "
+    "if long and short programs take turns.",
 )
 def full_queue(recording: Recording) -> Iterator[Symptom]:
     """Syncs that waited for room in the queue."""
     rows = [row for row in recording.syncs if row.kind == "sync"]
-    waited_s = sum(row.wait_s for row in rows)
-    if active_s(recording) >= _SHORTEST_RUN_S and share(waited_s, active_s(recording)) >= _WAITING_FOR_ROOM:
-        worst = max(rows, key=lambda row: row.wait_s)
-        yield Symptom(
-            "the program waits for room in the queue",
-            f"syncs took {seconds(waited_s)}, {percent(waited_s, active_s(recording))} of the run; "
-            f"{seconds(worst.wait_s)} of that here",
-            worst.source,
-        )
+    waited_s, busy_s, whole_s = sum(row.wait_s for row in rows), run_s(recording), active_s(recording)
+    held_up = share(waited_s, whole_s) >= _WAITING_FOR_ROOM and share(busy_s, whole_s) < _DEVICE_BUSY
+    if whole_s < _SHORTEST_RUN_S or not held_up:
+        return
+    worst = max(rows, key=lambda row: row.wait_s)
+    yield Symptom(
+        "the program waits for room in the queue",
+        f"syncs took {seconds(waited_s)}, {percent(waited_s, whole_s)} of the run, {seconds(worst.wait_s)} of that "
+        f"here; the device ran programs for {percent(busy_s, whole_s)} of the run",
+        worst.source,
+    )
 
 
 @rule(

@@ -6,18 +6,22 @@ from collections.abc import Iterator
 
 from torch_ltc.debug.doctor.figures import (
     FEWEST_STEPS,
+    active_s,
     grouped,
     line_of,
     listed,
     many,
     seconds,
     setting,
+    share,
 )
-from torch_ltc.debug.doctor.registry import Symptom, rule
+from torch_ltc.debug.doctor.registry import Severity, Symptom, rule
 from torch_ltc.debug.recording import CompileRow, ProgramRow, Recording
 
 # One recompilation is how a changing size becomes a run-time input; from the second on something does not settle.
 _FEWEST_RECOMPILES = 2
+# Below this part of the run recompilations are no reason to change a program.
+_WORTH_A_WARNING = 0.01
 # A compilation shorter than this is not worth a word, whatever it brings.
 _WORTH_COMPILING_S = 0.5
 # Compilation time of a run from which keeping the results for the next one is felt.
@@ -49,6 +53,11 @@ def _recompiles(recording: Recording, of_sizes: bool) -> Iterator[list[CompileRo
             yield rows
 
 
+def _severity(recording: Recording, rows: list[CompileRow]) -> Severity:
+    took_s = sum(row.duration_s for row in rows)
+    return "warning" if share(took_s, active_s(recording)) >= _WORTH_A_WARNING else "hint"
+
+
 def _evidence(rows: list[CompileRow]) -> str:
     differences = list(dict.fromkeys(row.explanation.difference for row in rows if row.explanation.difference))
     took = seconds(sum(row.duration_s for row in rows))
@@ -73,6 +82,7 @@ def recompiling_size(recording: Recording) -> Iterator[Symptom]:
             _evidence(rows),
             last.source,
             cost_s=sum(row.duration_s for row in rows),
+            severity=_severity(recording, rows),
         )
 
 
@@ -92,6 +102,7 @@ def recompiling(recording: Recording) -> Iterator[Symptom]:
             last.source,
             fix=last.advice,
             cost_s=sum(row.duration_s for row in rows),
+            severity=_severity(recording, rows),
         )
 
 

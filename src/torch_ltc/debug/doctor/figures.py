@@ -41,7 +41,13 @@ def many(count: int, noun: str) -> str:
 def listed(parts: Sequence[str], most: int = 3) -> str:
     """The first few parts, and how many there are beside them."""
     rest = len(parts) - most
-    return ", ".join(parts[:most]) + (f" and {rest} more" if rest > 0 else "")
+    return "; ".join(parts[:most]) + (f"; and {rest} more" if rest > 0 else "")
+
+
+def middle(values: Iterable[float]) -> float:
+    """The value in the middle; of two, the larger. (`statistics` would take longer to import than all rules.)"""
+    ordered = sorted(values)
+    return ordered[len(ordered) // 2]
 
 
 def line_of(source: Source) -> tuple[str, int]:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from statistics import median
 
-from torch_ltc.debug.doctor.figures import many
+from torch_ltc.debug.doctor.figures import many, middle
 from torch_ltc.debug.doctor.registry import Symptom, rule
 from torch_ltc.debug.recording import Recording
 from torch_ltc.runtime.memory import size_text
@@ -15,6 +14,8 @@ _FEWEST_STEPS = 10
 # Of what a line holds, half comes between the second and the last quarter of the run if it grows by the same amount in
 # each step. Half of that again is enough to tell growth from what was there from the start, as parameters are.
 _GROWTH_PART = 0.25
+# A smaller part of all memory is no reason to change a program, yet.
+_WORTH_A_WARNING = 0.05
 # Fewer samples do not show how memory develops.
 _FEWEST_SAMPLES = 8
 
@@ -41,15 +42,16 @@ def memory_that_grows(recording: Recording) -> Iterator[Symptom]:
                 f"{made} are alive after {recording.steps:,} steps, {size_text(row.size_bytes)}; all buffers together "
                 f"grew by {size_text(round(grown_bytes))} from the second to the last quarter of the run",
                 row.source,
+                severity="warning" if row.size_bytes >= _WORTH_A_WARNING * memory.current_bytes else "hint",
             )
 
 
 def growth(samples: Sequence[tuple[float, int]]) -> float:
-    """Bytes by which the last quarter of the run holds more than the second."""
+    """Bytes by which the last quarter of the samples holds more than the second."""
     if len(samples) < _FEWEST_SAMPLES:
         return 0.0
-    begin_s, end_s = samples[0][0], samples[-1][0]
-    quarter_s = (end_s - begin_s) / 4
-    second = [held for at_s, held in samples if begin_s + quarter_s <= at_s < begin_s + 2 * quarter_s]
-    last = [held for at_s, held in samples if at_s >= end_s - quarter_s]
-    return median(last) - median(second) if second and last else 0.0
+    # Samples are taken at runs of programs: quarters of them are quarters of the steps, however long the first took.
+    quarter = len(samples) // 4
+    second = [held for _, held in samples[quarter : 2 * quarter]]
+    last = [held for _, held in samples[-quarter:]]
+    return middle(last) - middle(second)

@@ -69,12 +69,13 @@ def _fallback_evidence(recording: Recording, row: FallbackRow) -> str:
 def tiny_programs(recording: Recording) -> Iterator[Symptom]:
     """Lines that cut the run into small pieces."""
     known = program_rows(recording)
-    cuts = [row for row in recording.syncs if row.kind == "sync" and _calls_per_program(row, known) < _TINY_CALLS]
-    steps = [row for row in cuts if row.reason in _ENDS_OF_STEPS]
-    # A small model has small programs: one line that ends its steps is no cut.
-    cutting = [row for row in cuts if row.reason in _CUTS] + (steps if len(steps) > 1 else [])
-    count = sum(row.count for row in cutting)
-    total = sum(row.count for row in recording.syncs if row.kind == "sync")
+    syncs = [row for row in recording.syncs if row.kind == "sync"]
+    tiny = [row for row in syncs if _calls_per_program(row, known) < _TINY_CALLS]
+    # A small model has small programs: where one line ends the steps, it is no cut.
+    ends = sum(row.reason in _ENDS_OF_STEPS for row in syncs)
+    chosen = (*_CUTS, *_ENDS_OF_STEPS) if ends > 1 else _CUTS
+    cutting = [row for row in tiny if row.reason in chosen]
+    count, total = sum(row.count for row in cutting), sum(row.count for row in syncs)
     if count < max(_FEWEST_TINY, recording.steps) or not cutting:
         return
     cutting.sort(key=lambda row: -row.count)

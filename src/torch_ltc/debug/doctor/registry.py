@@ -30,7 +30,7 @@ class Symptom:
     """What a rule yields: a `title` of a few words, `evidence` with figures, the user's line, and what to do.
 
     Without a `fix` the rule's advice is shown, without a `severity` it is the rule's. `cost_s` estimates the time that
-    was lost, 0 when that is not known.
+    was lost at most, 0 when that is not known.
     """
 
     title: str

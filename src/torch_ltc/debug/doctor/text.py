@@ -29,7 +29,7 @@ def _paragraph(finding: Finding) -> str:
     parts = {
         "where": finding.source.describe() if finding.source.file else "",
         "evidence": finding.evidence,
-        "costs": f"about {seconds(finding.cost_s)}" if finding.cost_s else "",
+        "costs": f"up to {seconds(finding.cost_s)}" if finding.cost_s else "",
         "fix": finding.fix,
         "more": known.link if known is not None and known.code.startswith("LTC") else "",
     }

@@ -127,7 +127,7 @@ def _hash(text: str) -> str:
 
 @cache
 def _asset(name: str, folder: str = "assets") -> str:
-    return resources.files(__package__).joinpath(folder, name).read_text(encoding="utf-8")
+    return resources.files(__package__).joinpath(folder).joinpath(name).read_text(encoding="utf-8")
 
 
 @cache

@@ -3,12 +3,18 @@
 const inks = () => ({ ink: colour("ink"), faint: colour("ink-faint"), line: colour("line"), accent: colour("accent") });
 
 const tooltipLook = ({ ink, line }) => ({
-  confine: true, renderMode: "html", borderColor: line, backgroundColor: colour("surface"), textStyle: { color: ink },
+  confine: true,
+  renderMode: "html",
+  borderColor: line,
+  backgroundColor: colour("surface"),
+  textStyle: { color: ink },
   extraCssText: "box-shadow: 0 4px 16px rgb(0 0 0 / .18)",
 });
 
 const plainAxis = ({ faint, line }) => ({
-  axisTick: { show: false }, axisLine: { lineStyle: { color: line } }, axisLabel: { color: faint, hideOverlap: true },
+  axisTick: { show: false },
+  axisLine: { lineStyle: { color: line } },
+  axisLabel: { color: faint, hideOverlap: true },
   splitLine: { lineStyle: { color: line, opacity: 0.5 } },
 });
 

@@ -8,25 +8,54 @@ const pickers = {};
 
 function makeDifference() {
   const rows = run.programs.filter((program) => program.lines.texts.length);
-  if (rows.length < 2) return section("difference", "Compare", "", empty("Fewer than two programs have their text: there is nothing to compare."));
+  if (rows.length < 2)
+    return section(
+      "difference",
+      "Compare",
+      "",
+      empty("Fewer than two programs have their text: there is nothing to compare."),
+    );
   const picker = (side, label) => {
-    pickers[side] = element("select", { "aria-label": label, onchange: (event) => compare(...withSide(side, Number(event.target.value))) },
-      rows.map((row) => element("option", { value: row.identity },
-        `${programTitle(row.identity)} · ${plural(row.calls, "call")} · ${shortPlace(source(row.site))}`)));
+    pickers[side] = element(
+      "select",
+      { "aria-label": label, onchange: (event) => compare(...withSide(side, Number(event.target.value))) },
+      rows.map((row) =>
+        element(
+          "option",
+          { value: row.identity },
+          `${programTitle(row.identity)} · ${plural(row.calls, "call")} · ${shortPlace(source(row.site))}`,
+        ),
+      ),
+    );
     return pickers[side];
   };
-  const modes = ["split", "unified"].map((mode) => button(mode === "split" ? "Side by side" : "Unified", () => {
-    chosenPair.mode = mode;
-    for (const other of modes) other.setAttribute("aria-pressed", String(other.dataset.mode === mode));
-    drawDifference();
-  }, { "data-mode": mode, "aria-pressed": String(mode === chosenPair.mode) }));
+  const modes = ["split", "unified"].map((mode) =>
+    button(
+      mode === "split" ? "Side by side" : "Unified",
+      () => {
+        chosenPair.mode = mode;
+        for (const other of modes) other.setAttribute("aria-pressed", String(other.dataset.mode === mode));
+        drawDifference();
+      },
+      { "data-mode": mode, "aria-pressed": String(mode === chosenPair.mode) },
+    ),
+  );
   const [before, after] = firstPair(rows);
   queueMicrotask(() => compare(before, after, false));
   return section(
-    "difference", "Compare", "What two programs have in common, and where they part. A value that only has another number counts as equal.",
-    div("tools", picker("before", "Program before"),
-      button("⇄", () => compare(chosenPair.after, chosenPair.before, false), { "aria-label": "Swap the two programs", title: "Swap" }),
-      picker("after", "Program after"), div("group", modes)),
+    "difference",
+    "Compare",
+    "What two programs have in common, and where they part. A value that only has another number counts as equal.",
+    div(
+      "tools",
+      picker("before", "Program before"),
+      button("⇄", () => compare(chosenPair.after, chosenPair.before, false), {
+        "aria-label": "Swap the two programs",
+        title: "Swap",
+      }),
+      picker("after", "Program after"),
+      div("group", modes),
+    ),
     differenceBody,
   );
 }
@@ -46,7 +75,9 @@ function compare(before, after, scroll = true) {
   if (!pickers.before) return;
   const able = [...pickers.before.options].map((option) => Number(option.value));
   chosenPair.after = able.includes(after) ? after : able.at(-1);
-  chosenPair.before = able.includes(before) ? before : able.find((identity) => identity !== chosenPair.after) ?? able[0];
+  chosenPair.before = able.includes(before)
+    ? before
+    : (able.find((identity) => identity !== chosenPair.after) ?? able[0]);
   pickers.before.value = chosenPair.before;
   pickers.after.value = chosenPair.after;
   drawDifference();
@@ -54,37 +85,38 @@ function compare(before, after, scroll = true) {
 }
 
 // Lines are paired by what they do, not by the numbers of their values: one new call would renumber all that follow.
-// A pair is equal when the numbers of one line, put through the pairs above it, are those of the other.
 function pairLines(before, after) {
   const bare = (line) => line.replace(/%\d+/g, "%");
   const parts = jsdiff.diffArrays(before.map(bare), after.map(bare), { maxEditLength: MOST_EDITS, timeout: 4000 });
   if (!parts) return null;
-  const numbers = new Map();
   const pairs = [];
   let [left, right] = [0, 0];
   for (const part of parts) {
     for (let i = 0; i < part.count; i += 1) {
       if (part.removed) pairs.push({ kind: "removed", before: left++ });
       else if (part.added) pairs.push({ kind: "added", after: right++ });
-      else {
-        const kind = sameValues(before[left], after[right], numbers) ? "same" : "changed";
-        pairs.push({ kind, before: left++, after: right++ });
-      }
+      else pairs.push({ kind: "same", before: left++, after: right++ });
     }
   }
-  return besides(pairs, before, after);
+  const made = besides(pairs, before, after);
+  const numbers = new Map();
+  for (const pair of made) {
+    if (pair.before === undefined || pair.after === undefined) continue;
+    if (!sameValues(before[pair.before], after[pair.after], numbers)) pair.kind = "changed";
+    pair.numbers = numbers;
+  }
+  return made;
 }
 
+// Whether the values that one line uses, by the lines that are paired above it, are those that the other uses.
 function sameValues(before, after, numbers) {
-  const [olds, news] = [before.match(/%\d+/g) ?? [], after.match(/%\d+/g) ?? []];
-  // Numbers left of "=" are given here, those right of it are used; a line without one only uses.
-  const given = (line) => (line.includes(" = ") ? line.slice(0, line.indexOf(" = ")).match(/%\d+/g) ?? [] : []).length;
-  const made = given(before);
-  let same = true;
-  olds.forEach((old, position) => {
-    if (position < made) numbers.set(old, news[position]);
-    else if (numbers.get(old) !== news[position]) same = false;
-  });
+  const values = (words) => words.match(/%\d+/g) ?? [];
+  // Values left of "=" are made here, those right of it are used; a line without one only uses.
+  const parts = (line) => (line.includes(" = ") ? line.split(/ = (.*)/) : ["", line]);
+  const [[made, used], [nowMade, nowUsed]] = [parts(before), parts(after)];
+  const now = values(nowUsed);
+  const same = values(used).every((value, position) => numbers.get(value) === now[position]);
+  values(made).forEach((value, position) => numbers.set(value, values(nowMade)[position]));
   return same;
 }
 
@@ -93,17 +125,24 @@ function besides(pairs, before, after) {
   const operation = (line) => line.match(/[a-z_0-9]+::[A-Za-z_0-9.]+|\binput\b|\bnumber\b/)?.[0];
   const made = [];
   for (let at = 0; at < pairs.length;) {
-    if (pairs[at].kind === "same" || pairs[at].kind === "changed") { made.push(pairs[at++]); continue; }
+    if (pairs[at].kind === "same") {
+      made.push(pairs[at++]);
+      continue;
+    }
     const olds = [];
     const news = [];
-    while (at < pairs.length && (pairs[at].kind === "removed" || pairs[at].kind === "added")) {
+    while (at < pairs.length && pairs[at].kind !== "same") {
       (pairs[at].kind === "removed" ? olds : news).push(pairs[at++]);
     }
     let used = 0;
     for (const old of olds) {
-      const found = news.findIndex((other, position) =>
-        position >= used && operation(after[other.after]) === operation(before[old.before]));
-      if (found < 0) { made.push(old); continue; }
+      const found = news.findIndex(
+        (other, position) => position >= used && operation(after[other.after]) === operation(before[old.before]),
+      );
+      if (found < 0) {
+        made.push(old);
+        continue;
+      }
       made.push(...news.slice(used, found), { kind: "changed", before: old.before, after: news[found].after });
       used = found + 1;
     }
@@ -125,11 +164,35 @@ function drawDifference() {
   const same = !removed && !added && !changed;
   const explanation = after.explanation?.nearest === before.identity ? after.explanation : null;
   differenceBody.replaceChildren(
-    ...(explanation ? [div("card explanation", div("card-title", text("tag", explanation.code), element("strong", {}, explanation.cause), place(explanation.source)),
-      explanation.difference ? element("p", {}, explanation.difference) : null)] : []),
-    element("p", { class: "summary" }, same ? "The two programs have the same text." : [
-      text("count-removed", `${count(removed)} only before`), " · ", text("count-added", `${count(added)} only after`), " · ",
-      text("count-changed", `${count(changed)} changed`), " · ", `${count(amount("same"))} equal`]),
+    ...(explanation
+      ? [
+          div(
+            "card explanation",
+            div(
+              "card-title",
+              text("tag", explanation.code),
+              element("strong", {}, explanation.cause),
+              place(explanation.source),
+            ),
+            explanation.difference ? element("p", {}, explanation.difference) : null,
+          ),
+        ]
+      : []),
+    element(
+      "p",
+      { class: "summary" },
+      same
+        ? "The two programs have the same text."
+        : [
+            text("count-removed", `${count(removed)} only before`),
+            " · ",
+            text("count-added", `${count(added)} only after`),
+            " · ",
+            text("count-changed", `${count(changed)} changed`),
+            " · ",
+            `${count(amount("same"))} equal`,
+          ],
+    ),
     same ? "" : div("card flush", element("div", { class: "scroll tall" }, differenceTable(pairs, olds, news))),
   );
 }
@@ -141,7 +204,16 @@ function differenceTable(pairs, olds, news) {
     if (pair.kind === "same") return;
     for (let i = at - LINES_AROUND; i <= at + LINES_AROUND; i += 1) near.add(i);
   });
-  const table = element("table", { class: `difference ${chosenPair.mode}`, "aria-label": "Differences" });
+  const columns = chosenPair.mode === "split" ? ["number", "", "number", ""] : ["number", "number", "sign", ""];
+  const table = element(
+    "table",
+    { class: "difference", "aria-label": "Differences" },
+    element(
+      "colgroup",
+      {},
+      columns.map((name) => element("col", { class: name })),
+    ),
+  );
   const body = element("tbody");
   table.append(body);
   for (let at = 0; at < pairs.length;) {
@@ -149,8 +221,19 @@ function differenceTable(pairs, olds, news) {
     while (end < pairs.length && !near.has(end)) end += 1;
     if (end - at > 1) {
       const folded = pairs.slice(at, end);
-      const row = element("tr", { class: "fold" }, element("td", { colspan: "4" },
-        button(`${plural(folded.length, "equal line")}`, () => row.replaceWith(...folded.flatMap((pair) => differenceRows(pair, olds, news))), { class: "link" })));
+      const row = element(
+        "tr",
+        { class: "fold" },
+        element(
+          "td",
+          { colspan: "4" },
+          button(
+            `${plural(folded.length, "equal line")}`,
+            () => row.replaceWith(...folded.flatMap((pair) => differenceRows(pair, olds, news))),
+            { class: "link" },
+          ),
+        ),
+      );
       body.append(row);
       at = end;
     } else body.append(...differenceRows(pairs[at++], olds, news));
@@ -160,7 +243,8 @@ function differenceTable(pairs, olds, news) {
 
 function differenceRows(pair, olds, news) {
   const [old, now] = [olds[pair.before], news[pair.after]];
-  const words = pair.kind === "changed" ? changedWords(old, now) : [old && tokens(old), now && tokens(now)];
+  const words =
+    pair.kind === "changed" ? changedWords(old, now, pair.numbers) : [old && tokens(old), now && tokens(now)];
   const line = (position) => element("td", { class: "number" }, position === undefined ? "" : String(position + 1));
   const cell = (kind, content) => element("td", { class: content ? `line ${kind}` : "line none" }, content ?? "");
   if (chosenPair.mode === "split") {
@@ -168,18 +252,36 @@ function differenceRows(pair, olds, news) {
     return [element("tr", {}, line(pair.before), cell(left, words[0]), line(pair.after), cell(right, words[1]))];
   }
   const row = (kind, content, before, after) =>
-    element("tr", {}, line(before), line(after), element("td", { class: `sign ${kind}` }, { removed: "−", added: "+" }[kind] ?? ""), cell(kind, content));
-  if (pair.kind === "changed") return [row("removed", words[0], pair.before, undefined), row("added", words[1], undefined, pair.after)];
+    element(
+      "tr",
+      {},
+      line(before),
+      line(after),
+      element("td", { class: `sign ${kind}` }, { removed: "−", added: "+" }[kind] ?? ""),
+      cell(kind, content),
+    );
+  if (pair.kind === "changed")
+    return [row("removed", words[0], pair.before, undefined), row("added", words[1], undefined, pair.after)];
   return [row(pair.kind, words[0] ?? words[1], pair.before, pair.after)];
 }
 
-// The two forms of a changed line, with the words that differ marked.
-function changedWords(old, now) {
-  const split = (line) => line.match(/[%$\w:.]+|\s+|[^\s\w]/g) ?? [];
-  const parts = jsdiff.diffArrays(split(old), split(now));
-  const side = (other) => parts.filter((part) => !part[other]).map((part) => {
-    const words = part.value.join("");
-    return part.added || part.removed ? element("mark", {}, words) : element("span", {}, tokens(words));
-  });
-  return [side("added"), side("removed")];
+// The two forms of a changed line, with the words that differ marked; a value that was only renumbered does not.
+function changedWords(old, now, numbers) {
+  const split = (line) => line.match(/%\d+|\$\d+|[\w.]+(?:::[\w.]+)?|\s+|[^\s\w]/g) ?? [];
+  const [before, after] = [split(old), split(now)];
+  const parts = jsdiff.diffArrays(
+    before.map((word) => numbers.get(word) ?? word),
+    after,
+  );
+  const sides = [[], []];
+  const at = [0, 0];
+  for (const part of parts) {
+    [before, after].forEach((words, side) => {
+      if (side === 0 ? part.added : part.removed) return;
+      const text_ = words.slice(at[side], at[side] + part.count).join("");
+      at[side] += part.count;
+      sides[side].push(part.added || part.removed ? element("mark", {}, text_) : element("span", {}, tokens(text_)));
+    });
+  }
+  return sides;
 }

@@ -39,7 +39,8 @@ function programLink(identity) {
   if (!identity) return text("unknown", "–");
   if (!programs.has(identity)) return text("unknown", `${programTitle(identity)} (dropped)`);
   return button(programTitle(identity), () => showProgram(identity), {
-    class: "link", title: `Show program ${programTitle(identity)}`,
+    class: "link",
+    title: `Show program ${programTitle(identity)}`,
   });
 }
 
@@ -62,8 +63,9 @@ function facts(pairs) {
   return element(
     "dl",
     { class: "facts" },
-    pairs.filter(([, value]) => value !== null && value !== "").map(([name, value]) =>
-      element("div", {}, element("dt", {}, name), element("dd", {}, value))),
+    pairs
+      .filter(([, value]) => value !== null && value !== "")
+      .map(([name, value]) => element("div", {}, element("dt", {}, name), element("dd", {}, value))),
   );
 }
 

@@ -1,7 +1,8 @@
 // The text of a program, line by line, with the user's line of each shown when it is pointed at or focused.
 
 const LINES_AT_ONCE = 1500;
-const TOKENS = /(%\d+|\$\d+)|(\b[a-z_0-9]+::[A-Za-z_0-9.]+)|(\b(?:float|int|uint|bool|complex|bfloat)[0-9a-z_]*\[[^\]]*\])|(\bROOT=\d+|\bview\b|\bwrites\b|\bbecomes\b)/g;
+const TOKENS =
+  /(%\d+|\$\d+)|(\b\w+::[\w.]+)|(\b(?:float|int|uint|bool|complex|bfloat)\w*\[[^\]]*\])|(\b(?:ROOT=\d+|view|writes|becomes)\b)/g;
 const TOKEN_CLASSES = ["", "value", "operation", "type", "mark"];
 
 // One line in the colours of its parts.
@@ -23,14 +24,21 @@ function sourceBar() {
   const bar = element("div", { class: "source-bar", "aria-live": "polite" });
   bar.show = (found, same, gradients) => {
     if (!found) {
-      bar.replaceChildren(text("faint", "Point at a line, or move through them with the arrow keys, to see where it was recorded."));
+      bar.replaceChildren(
+        text("faint", "Point at a line, or move through them with the arrow keys, to see where it was recorded."),
+      );
       return;
     }
     bar.replaceChildren(
       code(longPlace(found)),
       ...(found.module ? [text("tag", found.module)] : []),
-      ...(found.forward ? [text("faint", "gradient of "), code(longPlace(found.forward)),
-        ...(found.forward.module ? [text("tag", found.forward.module)] : [])] : []),
+      ...(found.forward
+        ? [
+            text("faint", "gradient of "),
+            code(longPlace(found.forward)),
+            ...(found.forward.module ? [text("tag", found.forward.module)] : []),
+          ]
+        : []),
       text("faint", `${plural(same, "call")} of this line${gradients ? `, ${plural(gradients, "gradient")}` : ""}`),
     );
   };
@@ -47,7 +55,7 @@ function listing(program) {
   const found = sources.map((position) => source(position));
   const groupOf = (key) => {
     let group = groups.get(key);
-    if (!group) groups.set(key, group = { calls: [], gradients: [] });
+    if (!group) groups.set(key, (group = { calls: [], gradients: [] }));
     return group;
   };
   let marked = [];
@@ -56,23 +64,37 @@ function listing(program) {
     for (const item of marked) item.classList.remove("same", "gradient", "pointed");
     marked = [];
     const here = found[index];
-    if (!here) { bar.show(null); return; }
+    if (!here) {
+      bar.show(null);
+      return;
+    }
     const group = groupOf((here.forward ?? here).key);
     const [alike, related] = here.forward ? [group.gradients, group.calls] : [group.calls, group.gradients];
-    for (const item of alike) { item.classList.add("same"); marked.push(item); }
-    for (const item of related) { item.classList.add("gradient"); marked.push(item); }
+    for (const item of alike) {
+      item.classList.add("same");
+      marked.push(item);
+    }
+    for (const item of related) {
+      item.classList.add("gradient");
+      marked.push(item);
+    }
     list.children[index].classList.add("pointed");
     marked.push(list.children[index]);
     bar.show(here, group.calls.length, group.gradients.length);
   }
 
+  // The line of the call above: a line is named where it begins, and not at each of its calls.
+  let before = "";
   function add(from, to) {
     for (let index = from; index < to; index += 1) {
       const here = found[index];
-      const before = index ? found[index - 1] : null;
-      const item = element("li", { tabindex: index ? "-1" : "0", "data-index": index },
+      const item = element(
+        "li",
+        { tabindex: index ? "-1" : "0", "data-index": index },
+        text("where", here && here.key !== before ? shortPlace(here) : ""),
         element("span", { class: "words" }, tokens(run.texts[texts[index]])),
-        text("where", here && here.key !== before?.key ? shortPlace(here) : ""));
+      );
+      before = here?.key ?? before;
       if (here?.forward) groupOf(here.forward.key).gradients.push(item);
       else if (here) groupOf(here.key).calls.push(item);
       list.append(item);
@@ -85,9 +107,17 @@ function listing(program) {
 
   const most = Math.min(texts.length, LINES_AT_ONCE);
   add(0, most);
-  const more = most < texts.length
-    ? button(`Show the other ${count(texts.length - most)} lines`, (event) => { add(most, texts.length); event.target.remove(); }, { class: "quiet" })
-    : null;
+  const more =
+    most < texts.length
+      ? button(
+          `Show the other ${count(texts.length - most)} lines`,
+          (event) => {
+            add(most, texts.length);
+            event.target.remove();
+          },
+          { class: "quiet" },
+        )
+      : null;
   // Below the lines: a bar above them that grew with a long path would move the line away from the pointer.
   return div("text card flush", element("div", { class: "scroll tall" }, list, more), bar);
 }

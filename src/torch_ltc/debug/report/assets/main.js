@@ -1,27 +1,48 @@
 // The page from above to below, its navigation and its theme.
 
 const sections = [
-  makeFindings(), makeTimeline(), makePrograms(), makeDifference(), makeCompiles(), makeSyncs(), makeFallbacks(),
-  makeMemory(), makeSettings(), makeMetrics(),
+  makeFindings(),
+  makeTimeline(),
+  makePrograms(),
+  makeDifference(),
+  makeCompiles(),
+  makeSyncs(),
+  makeFallbacks(),
+  makeMemory(),
+  makeSettings(),
+  makeMetrics(),
 ];
 const page = document.getElementById("page");
 page.replaceChildren(makeHeading(), makeFigures(), ...sections);
 document.getElementById("foot").textContent =
-  `Written by torch_ltc ${run.versions.torch_ltc ?? ""}. This file is complete: it loads nothing and sends nothing.`;
+  "Written by torch_ltc. This file is complete: it loads nothing and sends nothing.";
 
 const links = sections.map((made) => {
   const title = made.querySelector("h2").textContent;
-  return element("a", { href: `#${made.id}`, onclick: (event) => { event.preventDefault(); goTo(made); } }, title);
+  return element(
+    "a",
+    {
+      href: `#${made.id}`,
+      onclick: (event) => {
+        event.preventDefault();
+        goTo(made);
+      },
+    },
+    title,
+  );
 });
 document.getElementById("navigation").append(...links);
-const watch = new IntersectionObserver((entries) => {
-  const entered = entries.find((entry) => entry.isIntersecting);
-  if (!entered) return;
-  for (const link of links) {
-    if (link.getAttribute("href") === `#${entered.target.id}`) link.setAttribute("aria-current", "true");
-    else link.removeAttribute("aria-current");
-  }
-}, { rootMargin: "-15% 0px -75% 0px" });
+const watch = new IntersectionObserver(
+  (entries) => {
+    const entered = entries.find((entry) => entry.isIntersecting);
+    if (!entered) return;
+    for (const link of links) {
+      if (link.getAttribute("href") === `#${entered.target.id}`) link.setAttribute("aria-current", "true");
+      else link.removeAttribute("aria-current");
+    }
+  },
+  { rootMargin: "-15% 0px -75% 0px" },
+);
 for (const made of sections) watch.observe(made);
 
 const themes = window.reportTheme;

@@ -8,13 +8,23 @@ const spans = (() => {
   const { begin, duration, step, program, size } = columns;
   return {
     length: begin.length,
-    kind: named(columns.kind), lane: named(columns.lane), label: named(columns.label),
-    begin, duration, step, program, size,
+    kind: named(columns.kind),
+    lane: named(columns.lane),
+    label: named(columns.label),
+    begin,
+    duration,
+    step,
+    program,
+    size,
     end: begin.map((value, position) => value + duration[position]),
   };
 })();
 
-const spansEnd = Math.max(run.duration_s * 1e6, spans.end.reduce((most, value) => Math.max(most, value), 0), 1);
+const spansEnd = Math.max(
+  run.duration_s * 1e6,
+  spans.end.reduce((most, value) => Math.max(most, value), 0),
+  1,
+);
 
 // Rows of each lane from above; a span goes to the first row that is free, so that a row is in order of time.
 function packRows() {
@@ -28,7 +38,7 @@ function packRows() {
     for (const i of members) {
       // Times are rounded to a tenth of a microsecond: neighbours may overlap by that much.
       let row = own.find((candidate) => spans.end[candidate.at(-1)] <= spans.begin[i] + 0.2);
-      if (!row && own.length < MOST_ROWS) own.push(row = []);
+      if (!row && own.length < MOST_ROWS) own.push((row = []));
       (row ?? own.at(-1)).push(i);
     }
     own.forEach((members_, depth) => rows.push({ lane, depth, members: members_ }));
@@ -59,7 +69,10 @@ function visible(row, from, to, grain, hidden) {
     if (open && narrow && spans.end[i] - open.begin < grain * 2) {
       open.end = Math.max(open.end, spans.end[i]);
       open.amount += 1;
-      if (spans.duration[i] > spans.duration[open.span]) { open.span = i; open.kind = kind; }
+      if (spans.duration[i] > spans.duration[open.span]) {
+        open.span = i;
+        open.kind = kind;
+      }
       continue;
     }
     const block = { begin: spans.begin[i], end: spans.end[i], kind, span: i, amount: 1 };
@@ -82,7 +95,7 @@ function stepTimes(rows) {
     around.push(i);
     const number_ = spans.step[i];
     let step = steps.get(number_);
-    if (!step) steps.set(number_, step = { number: number_, begin: spans.begin[i], end: 0, times: {} });
+    if (!step) steps.set(number_, (step = { number: number_, begin: spans.begin[i], end: 0, times: {} }));
     step.end = Math.max(step.end, spans.end[i]);
   }
   for (const i of users) {

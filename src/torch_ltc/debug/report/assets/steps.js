@@ -15,16 +15,23 @@ function legend(hidden, changed) {
     const { amount, time } = totals.get(kind);
     const swatch = element("span", { class: "swatch", "aria-hidden": "true" });
     swatch.style.background = `var(--span-${kind})`;
-    return button([swatch, kind, text("faint", `${count(amount)} · ${seconds(time / 1e6)}`)], (event) => {
-      const hide = !hidden.has(kind);
-      event.currentTarget.setAttribute("aria-pressed", String(!hide));
-      if (hide) hidden.add(kind);
-      else hidden.delete(kind);
-      changed();
-    }, { "aria-pressed": "true", title: KIND_MEANING[kind] });
+    return button(
+      [swatch, kind, text("faint", `${count(amount)} · ${seconds(time / 1e6)}`)],
+      (event) => {
+        const hide = !hidden.has(kind);
+        event.currentTarget.setAttribute("aria-pressed", String(!hide));
+        if (hide) hidden.add(kind);
+        else hidden.delete(kind);
+        changed();
+      },
+      { "aria-pressed": "true", title: KIND_MEANING[kind] },
+    );
   };
-  return element("div", { class: "legend", role: "group", "aria-label": "Kinds of spans" },
-    KINDS.filter((kind) => totals.has(kind)).map(item));
+  return element(
+    "div",
+    { class: "legend", role: "group", "aria-label": "Kinds of spans" },
+    KINDS.filter((kind) => totals.has(kind)).map(item),
+  );
 }
 
 // Bars of one step each; of many steps, each bar is the mean of some.
@@ -47,8 +54,11 @@ class StepBars {
   tip(bar) {
     const parts = this.kinds.map((kind) => [kind, this.mean(bar, kind)]).filter(([, time]) => time > 0);
     const total = sum(parts, ([, time]) => time);
-    return div("tip", element("strong", {}, `step ${this.name(bar)}${bar.length > 1 ? ", mean" : ""}`),
-      facts([...parts.map(([kind, time]) => [kind, seconds(time / 1e6)]), ["together", seconds(total / 1e6)]]));
+    return div(
+      "tip",
+      element("strong", {}, `step ${this.name(bar)}${bar.length > 1 ? ", mean" : ""}`),
+      facts([...parts.map(([kind, time]) => [kind, seconds(time / 1e6)]), ["together", seconds(total / 1e6)]]),
+    );
   }
 
   options() {
@@ -58,17 +68,27 @@ class StepBars {
       ...look(),
       grid: { left: 78, right: 18, top: 12, bottom: 26 },
       tooltip: {
-        ...tooltipLook(colours), trigger: "axis", axisPointer: { type: "shadow" },
+        ...tooltipLook(colours),
+        trigger: "axis",
+        axisPointer: { type: "shadow" },
         formatter: ([first]) => this.tip(this.bars[first.dataIndex]),
       },
       xAxis: { ...axis, type: "category", data: this.bars.map((bar) => this.name(bar)) },
       yAxis: {
-        ...axis, type: "value", splitNumber: 3, axisLine: { show: false },
+        ...axis,
+        type: "value",
+        splitNumber: 3,
+        axisLine: { show: false },
         axisLabel: { ...axis.axisLabel, formatter: (value) => seconds(value / 1e6) },
       },
       series: this.kinds.map((kind) => ({
-        type: "bar", name: kind, stack: "step", barCategoryGap: "20%", cursor: "pointer",
-        itemStyle: { color: colour(`span-${kind}`) }, data: this.bars.map((bar) => this.mean(bar, kind)),
+        type: "bar",
+        name: kind,
+        stack: "step",
+        barCategoryGap: "20%",
+        cursor: "pointer",
+        itemStyle: { color: colour(`span-${kind}`) },
+        data: this.bars.map((bar) => this.mean(bar, kind)),
       })),
     };
   }
@@ -81,7 +101,10 @@ function stepChart(steps, toStep) {
     draw: (chart) => chart.setOption(bars.options()),
     ready: (chart) => chart.on("click", (event) => toStep(bars.bars[event.dataIndex][0].number)),
   });
-  return div("steps", element("h3", {}, "Your thread, step by step"),
+  return div(
+    "steps",
+    element("h3", {}, "Your thread, step by step"),
     note("Time on the user lane; a span inside another is counted once. A click shows the step above."),
-    div("card flush", box));
+    div("card flush", box),
+  );
 }

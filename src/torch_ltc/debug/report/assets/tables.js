@@ -8,11 +8,15 @@ function sortableTable({ label, columns, rows, sortBy, filter, rowClass, onRow }
   const body = element("tbody");
   const rest = div("rest");
   const heads = columns.map((column, position) => {
-    const sort = button(column.title, () => {
-      state.down = state.column === position ? !state.down : column.down ?? Boolean(column.numeric);
-      state.column = position;
-      draw();
-    }, { title: column.hint });
+    const sort = button(
+      column.title,
+      () => {
+        state.down = state.column === position ? !state.down : (column.down ?? Boolean(column.numeric));
+        state.column = position;
+        draw();
+      },
+      { title: column.hint },
+    );
     return element("th", { scope: "col", class: column.numeric ? "numeric" : "" }, sort);
   });
   const searched = new Map(filter ? rows.map((row) => [row, filter(row).toLowerCase()]) : []);
@@ -30,7 +34,8 @@ function sortableTable({ label, columns, rows, sortBy, filter, rowClass, onRow }
 
   function tableRow(row) {
     const cells = columns.map((column) =>
-      element("td", { class: column.numeric ? "numeric" : column.class ?? "" }, column.cell(row)));
+      element("td", { class: column.numeric ? "numeric" : (column.class ?? "") }, column.cell(row)),
+    );
     const made = element("tr", { class: rowClass?.(row) ?? "" }, cells);
     if (onRow) {
       made.classList.add("clickable");
@@ -55,17 +60,32 @@ function sortableTable({ label, columns, rows, sortBy, filter, rowClass, onRow }
     }
     rest.replaceChildren();
     if (shown.length < found.length) {
-      rest.append(button(`Show all ${count(found.length)} rows`, () => { state.all = true; draw(); }, { class: "quiet" }));
+      rest.append(
+        button(
+          `Show all ${count(found.length)} rows`,
+          () => {
+            state.all = true;
+            draw();
+          },
+          { class: "quiet" },
+        ),
+      );
     }
   }
 
   const table = element("table", { "aria-label": label }, element("thead", {}, element("tr", {}, heads)), body);
-  const search = filter && rows.length > 5
-    ? element("input", {
-      type: "search", placeholder: "Filter", "aria-label": `Filter: ${label}`,
-      oninput: (event) => { state.words = event.target.value; draw(); },
-    })
-    : null;
+  const search =
+    filter && rows.length > 5
+      ? element("input", {
+          type: "search",
+          placeholder: "Filter",
+          "aria-label": `Filter: ${label}`,
+          oninput: (event) => {
+            state.words = event.target.value;
+            draw();
+          },
+        })
+      : null;
   draw();
   return div(
     "table",

@@ -3,14 +3,23 @@ window.reportTheme = {
   key: "torch_ltc.report.theme",
   // A page in a frame, or with storage switched off, may not remember: then the system's choice stands.
   remembered() {
-    try { return localStorage.getItem(this.key); } catch { return null; }
+    try {
+      return localStorage.getItem(this.key);
+    } catch {
+      return null;
+    }
   },
   remember(theme) {
-    try { localStorage.setItem(this.key, theme); } catch { /* the theme holds until the page is closed */ }
+    try {
+      localStorage.setItem(this.key, theme);
+    } catch {
+      /* the theme holds until the page is closed */
+    }
   },
   current() {
-    return document.documentElement.dataset.theme
-      || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
+    return (
+      document.documentElement.dataset.theme || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")
+    );
   },
 };
 {

@@ -16,17 +16,29 @@ class Timeline {
     this.chart = null;
     // A zoom of ours must not be answered as one of the user's.
     this.quiet = false;
-    this.box = chartBox({
-      id: "timeline-chart", tabindex: "0", role: "application",
-      "aria-label": "Timeline. Arrow keys move it, plus and minus zoom, 0 shows everything.",
-    }, this.rows.length * ROW_HEIGHT + 92, {
-      draw: () => this.draw(), ready: (chart) => this.ready(chart), resized: () => this.update(),
-    });
+    this.box = chartBox(
+      {
+        id: "timeline-chart",
+        tabindex: "0",
+        role: "application",
+        "aria-label": "Timeline. Arrow keys move it, plus and minus zoom, 0 shows everything.",
+      },
+      this.rows.length * ROW_HEIGHT + 92,
+      {
+        draw: () => this.draw(),
+        ready: (chart) => this.ready(chart),
+        resized: () => this.update(),
+      },
+    );
     this.box.addEventListener("keydown", (event) => this.key(event));
     this.shown = text("shown", "");
     this.stepInput = element("input", {
-      type: "number", min: this.steps[0]?.number ?? 0, max: this.steps.at(-1)?.number ?? 0,
-      value: this.steps[0]?.number ?? 0, "aria-label": "Step", onchange: (event) => this.toStep(Number(event.target.value)),
+      type: "number",
+      min: this.steps[0]?.number ?? 0,
+      max: this.steps.at(-1)?.number ?? 0,
+      value: this.steps[0]?.number ?? 0,
+      "aria-label": "Step",
+      onchange: (event) => this.toStep(Number(event.target.value)),
     });
   }
 
@@ -66,10 +78,15 @@ class Timeline {
   blocks() {
     const { from, to } = this.view;
     const grain = this.grain();
-    return this.rows.flatMap((row, position) => visible(row, from, to, grain, this.hidden).map((block) => ({
-      value: [block.begin, block.end, position], kind: block.kind, span: block.span, amount: block.amount,
-      itemStyle: { color: this.palette[block.kind] },
-    })));
+    return this.rows.flatMap((row, position) =>
+      visible(row, from, to, grain, this.hidden).map((block) => ({
+        value: [block.begin, block.end, position],
+        kind: block.kind,
+        span: block.span,
+        amount: block.amount,
+        itemStyle: { color: this.palette[block.kind] },
+      })),
+    );
   }
 
   stepLines() {
@@ -82,7 +99,8 @@ class Timeline {
       const show = step.begin >= label;
       if (show) label = step.begin + STEP_LABEL_GAP * pixel;
       lines.push({
-        xAxis: step.begin, label: { show, formatter: `step ${step.number}`, position: "start", distance: 4 },
+        xAxis: step.begin,
+        label: { show, formatter: `step ${step.number}`, position: "start", distance: 4 },
       });
     }
     return lines;
@@ -97,46 +115,79 @@ class Timeline {
       grid: { left: 78, right: 18, top: 26, bottom: 62 },
       tooltip: { ...tooltipLook(colours), trigger: "item", formatter: ({ data }) => (data?.kind ? spanTip(data) : "") },
       xAxis: {
-        ...axis, type: "value", min: 0, max: spansEnd,
+        ...axis,
+        type: "value",
+        min: 0,
+        max: spansEnd,
         axisLabel: {
-          ...axis.axisLabel, formatter: (value) => this.axisTime(value), showMinLabel: false, showMaxLabel: false,
+          ...axis.axisLabel,
+          formatter: (value) => this.axisTime(value),
+          showMinLabel: false,
+          showMaxLabel: false,
         },
       },
       yAxis: {
-        type: "category", inverse: true, data: this.rows.map((_, position) => String(position)),
-        axisLine: { show: false }, axisTick: { show: false },
+        type: "category",
+        inverse: true,
+        data: this.rows.map((_, position) => String(position)),
+        axisLine: { show: false },
+        axisTick: { show: false },
         axisLabel: {
-          color: ink, interval: 0,
+          color: ink,
+          interval: 0,
           formatter: (position) => (this.rows[position].depth === 0 ? this.rows[position].lane : ""),
         },
         splitLine: {
-          show: true, interval: (position) => this.rows[position + 1]?.depth === 0, lineStyle: { color: line },
+          show: true,
+          interval: (position) => this.rows[position + 1]?.depth === 0,
+          lineStyle: { color: line },
         },
       },
       dataZoom: [
         // A plain wheel scrolls the page, as anywhere else on it.
         { id: "inside", type: "inside", filterMode: "none", zoomOnMouseWheel: "ctrl", moveOnMouseWheel: false },
         {
-          id: "slider", type: "slider", filterMode: "none", height: 20, bottom: 8, showDetail: false, moveHandleSize: 0,
-          showDataShadow: false, brushSelect: false, borderColor: line, fillerColor: colour("accent-wash"),
-          handleStyle: { color: accent }, backgroundColor: "transparent",
+          id: "slider",
+          type: "slider",
+          filterMode: "none",
+          height: 20,
+          bottom: 8,
+          showDetail: false,
+          moveHandleSize: 0,
+          showDataShadow: false,
+          brushSelect: false,
+          borderColor: line,
+          fillerColor: colour("accent-wash"),
+          handleStyle: { color: accent },
+          backgroundColor: "transparent",
         },
       ],
-      series: [{
-        type: "custom", renderItem: drawSpan, encode: { x: [0, 1], y: 2 }, data: [], cursor: "pointer", clip: true,
-        markLine: {
-          symbol: "none", silent: true, animation: false, data: [],
-          lineStyle: { color: faint, type: "dotted", width: 1, opacity: 0.7 }, label: { color: faint, fontSize: 10.5 },
+      series: [
+        {
+          type: "custom",
+          renderItem: drawSpan,
+          encode: { x: [0, 1], y: 2 },
+          data: [],
+          cursor: "pointer",
+          clip: true,
+          markLine: {
+            symbol: "none",
+            silent: true,
+            animation: false,
+            data: [],
+            lineStyle: { color: faint, type: "dotted", width: 1, opacity: 0.7 },
+            label: { color: faint, fontSize: 10.5 },
+          },
         },
-      }],
+      ],
     };
   }
 
   axisTime(value) {
-    const wide = this.view.to - this.view.from;
-    if (wide >= 5e6) return `${(value / 1e6).toFixed(wide >= 5e7 ? 0 : 1)} s`;
-    if (wide >= 5e3) return `${(value / 1e3).toFixed(wide >= 5e4 ? 0 : 1)} ms`;
-    return `${(value / 1e3).toFixed(3)} ms`;
+    const [unit, name] = this.view.to >= 1e6 ? [1e6, "s"] : this.view.to >= 1e3 ? [1e3, "ms"] : [1, "µs"];
+    // As many decimals as it takes to tell one of about eight labels from the next.
+    const decimals = Math.ceil(Math.log10((8 * unit) / (this.view.to - this.view.from)));
+    return `${(value / unit).toFixed(Math.min(Math.max(decimals, 0), 7))} ${name}`;
   }
 
   zoom(from, to) {
@@ -176,8 +227,12 @@ class Timeline {
 
   key(event) {
     const actions = {
-      ArrowLeft: () => this.shift(-0.25), ArrowRight: () => this.shift(0.25), "+": () => this.scale(0.5),
-      "=": () => this.scale(0.5), "-": () => this.scale(2), 0: () => this.zoom(0, spansEnd),
+      ArrowLeft: () => this.shift(-0.25),
+      ArrowRight: () => this.shift(0.25),
+      "+": () => this.scale(0.5),
+      "=": () => this.scale(0.5),
+      "-": () => this.scale(2),
+      0: () => this.zoom(0, spansEnd),
     };
     if (!actions[event.key] || event.ctrlKey || event.metaKey) return;
     event.preventDefault();
@@ -187,20 +242,31 @@ class Timeline {
   tools() {
     return div(
       "tools",
-      div("group", button("−", () => this.scale(2), { "aria-label": "Zoom out" }),
-        button("+", () => this.scale(0.5), { "aria-label": "Zoom in" }), button("All", () => this.zoom(0, spansEnd))),
-      div("group", button("‹", () => this.nextStep(-1), { "aria-label": "Step before" }),
-        element("label", {}, "step ", this.stepInput), button("›", () => this.nextStep(1), { "aria-label": "Next step" })),
+      div(
+        "group",
+        button("−", () => this.scale(2), { "aria-label": "Zoom out" }),
+        button("+", () => this.scale(0.5), { "aria-label": "Zoom in" }),
+        button("All", () => this.zoom(0, spansEnd)),
+      ),
+      div(
+        "group",
+        button("‹", () => this.nextStep(-1), { "aria-label": "Step before" }),
+        element("label", {}, "step ", this.stepInput),
+        button("›", () => this.nextStep(1), { "aria-label": "Next step" }),
+      ),
       this.shown,
     );
   }
 }
 
-// From the first recording to the end: what comes before is the start of Python, and often longer than all the rest.
+// From the first recording to the last span: before and after, Python starts and ends, often for longer than all the
+// rest.
 function firstView() {
   const first = spans.kind.indexOf("record");
   const from = first < 0 ? 0 : spans.begin[first];
-  return { from: Math.max(0, from - 0.01 * (spansEnd - from)), to: spansEnd };
+  const to = spans.end.reduce((most, value) => Math.max(most, value), 0);
+  const margin = 0.01 * (to - from);
+  return { from: Math.max(0, from - margin), to: Math.min(spansEnd, to + margin) };
 }
 
 // One span as a rectangle, cut to the part that is seen: canvases do not like rectangles of a million pixels.
@@ -239,11 +305,15 @@ function makeTimeline() {
   if (!spans.length) return section("timeline", "Timeline", "", empty("No spans: nothing was recorded."));
   const timeline = new Timeline();
   return section(
-    "timeline", "Timeline",
+    "timeline",
+    "Timeline",
     "What each thread did, and when. Drag to move, Ctrl and wheel to zoom, click a span to see its program.",
     run.dropped_spans
-      ? note(`The oldest ${plural(run.dropped_spans, "span")} are not kept; figures elsewhere count everything.`) : null,
-    legend(timeline.hidden, () => timeline.update()), timeline.tools(), div("card flush", timeline.box),
+      ? note(`The oldest ${plural(run.dropped_spans, "span")} are not kept; figures elsewhere count everything.`)
+      : null,
+    legend(timeline.hidden, () => timeline.update()),
+    timeline.tools(),
+    div("card flush", timeline.box),
     stepChart(timeline.steps, (step) => timeline.toStep(step)),
   );
 }

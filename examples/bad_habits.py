@@ -61,6 +61,8 @@ def main() -> None:
     torch.manual_seed(SEED)
     # Bad habit: without promotion every size is a program of its own, and each is compiled.
     settings.promotion = False
+    # Not a bad habit: the first operation that makes a NaN is found and named.
+    settings.check = "nan"
     data = load_digits()
     images = torch.from_numpy(data.data).float() / 16
     labels = torch.from_numpy(data.target).long()

@@ -10,6 +10,7 @@ depend on the machine are compared as if they were equal.
 
 import argparse
 import contextlib
+import gc
 import io
 import itertools
 import linecache
@@ -31,11 +32,11 @@ from torch_ltc.runtime import cache
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = (ROOT / "docs" / "debugging.md",)
-EXAMPLE = re.compile(r"^```python\n(.*?)^```\n\n?^```text\n(.*?)^```", re.MULTILINE | re.DOTALL)
+EXAMPLE = re.compile(r"^```python\n((?:(?!```).*\n)*)```\n\n```text\n((?:(?!```).*\n)*)```", re.MULTILINE)
 NAME = "train.py"
 # What differs from run to run: durations, rates, sizes of memory, identities of programs after a restart.
 VARYING = (
-    (re.compile(r"\b[\d,]+(\.\d+)? ?(us|ms|s|ns|KB|MB|GB|kB)\b"), "# s"),
+    (re.compile(r"\b[\d,]+(\.\d+)? ?(us|ms|s|ns|B|KB|MB|GB|KiB|MiB|GiB)\b"), "# s"),
     (re.compile(r"\b\d+(\.\d+)? ?%"), "# %"),
     (re.compile(r"(?<=_seconds_sum ).*|(?<=quantile=\"0\.\d\"} ).*"), "#"),
     (re.compile(r" +"), " "),
@@ -63,7 +64,9 @@ def printed(code: str) -> str:
 
 def _forget() -> None:
     """Begin as a new process would, as far as text shows it."""
+    gc.collect()
     torch_ltc.sync(wait=True)
+    torch.ltc.reset_peak_memory_stats()
     torch_ltc.ir_cache.reset()
     cache._identities = itertools.count(1)
     torch.manual_seed(0)

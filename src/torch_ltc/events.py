@@ -24,6 +24,7 @@ __all__ = [
     "FallbackEvent",
     "LoadEvent",
     "MismatchEvent",
+    "NonFiniteEvent",
     "PruneEvent",
     "ReadEvent",
     "RefusalEvent",
@@ -99,7 +100,8 @@ class LoadEvent:
 
 @dataclass(frozen=True, slots=True)
 class RefusalEvent:
-    """A backend could not compile a program ("compile") or run it ("run"), and the interpreter does from now on."""
+    """A backend could not compile a program ("compile") or run it ("run"), or computed it wrong ("validate"), and the
+    interpreter runs it from now on."""
 
     program: int
     backend: str
@@ -141,10 +143,22 @@ class ReadEvent:
 
 @dataclass(frozen=True, slots=True)
 class UploadEvent:
-    """A tensor of another device was copied to this one."""
+    """A tensor of another device was copied to this one, at this line."""
 
     size_bytes: int
     duration_s: float
+    source: Source | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NonFiniteEvent:
+    """A NaN or an infinity was found in the results of a program, while the setting `check` asks for it: `op` made it at
+    `source`, or, when `op` is empty, it was in an input already. `text` is what the user is told."""
+
+    program: int
+    op: str
+    source: Source | None
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +187,7 @@ Event: TypeAlias = (
     | FallbackEvent
     | ReadEvent
     | UploadEvent
+    | NonFiniteEvent
     | MismatchEvent
     | PruneEvent
 )
@@ -187,6 +202,7 @@ KINDS: tuple[type, ...] = (
     FallbackEvent,
     ReadEvent,
     UploadEvent,
+    NonFiniteEvent,
     MismatchEvent,
     PruneEvent,
 )

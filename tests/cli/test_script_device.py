@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, TensorDataset, random_split
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, TensorDataset, random_split
 
+from torch_ltc import events
 from torch_ltc.cli.patches import Patches
 from torch_ltc.cli.script_device import default_device
 from torch_ltc.device.modules import _involves_device
@@ -29,7 +30,8 @@ def device_of(value: Any) -> str:
 
 
 def test_everything_is_as_before_afterwards() -> None:
-    owners = (torch, torch.Tensor, DataLoader, torch.utils.data.dataloader._BaseDataLoaderIter)
+    loaders = (DataLoader, torch.utils.data.dataloader._BaseDataLoaderIter)
+    owners = (torch, torch.Tensor, *loaders, torch.optim.Adam, torch.optim.Adagrad)
     before = [dict(vars(owner)) for owner in owners]
     with default_device():
         assert [dict(vars(owner)) for owner in owners] != before
@@ -119,6 +121,25 @@ def test_a_process_that_is_forked_makes_tensors_on_the_cpu() -> None:
     assert device_of(torch.ones(1)) == "ltc"
 
 
+@pytest.mark.usefixtures("on_device")
+@pytest.mark.parametrize("name", ["Adadelta", "Adagrad", "Adam", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop"])
+@pytest.mark.parametrize("device", ["ltc", "cpu"])
+def test_optimizers_count_steps_on_the_cpu(name: str, device: str) -> None:
+    """As without a default device: else each step would read the counter from the device."""
+    weight = torch.nn.Parameter(torch.ones(2, device=device))
+    optimizer = getattr(torch.optim, name)([weight])
+    reads: list[events.Event] = []
+    end = events.subscribe(reads.append, events.ReadEvent)
+    for _ in range(2):
+        weight.grad = torch.ones_like(weight)
+        optimizer.step()
+    end()
+    state = optimizer.state[weight]
+    assert device_of(state.pop("step")) == "cpu"
+    assert {device_of(tensor) for key, tensor in state.items() if key != "mu_product"} == {device}
+    assert reads == []
+
+
 # ---- loaders --------------------------------------------------------------------------------------------------------
 
 
@@ -148,14 +169,38 @@ def test_items_are_made_on_the_cpu_and_batches_come_out_on_the_device(workers: i
 
 
 @pytest.mark.usefixtures("on_device")
-def test_a_data_set_on_the_device_does_without_workers(capsys: Printed) -> None:
+def test_pytorchs_data_sets_are_read_on_the_cpu(capsys: Printed) -> None:
     whole = TensorDataset(torch.arange(6.0), torch.arange(6))
-    part = random_split(whole, [4, 2], generator=torch.Generator().manual_seed(1))[0]
-    options: dict[str, Any] = {"prefetch_factor": 2, "persistent_workers": True, "pin_memory": True}
-    loader = DataLoader(part, 2, True, num_workers=2, timeout=30, **options)
+    part = ConcatDataset(random_split(whole, [4, 2], generator=torch.Generator().manual_seed(1)))
+    loader = DataLoader(part, 2, True, num_workers=1, timeout=30, pin_memory=True)
+    assert loader.num_workers == 1
+    assert {device_of(tensor) for tensor in loader.dataset[0]} == {"cpu"}
+    assert {device_of(tensor) for tensor in part[0]} == {"ltc"}
     seen = torch.cat([batch[0] for batch in loader])
     assert device_of(seen) == "ltc"
-    assert sorted(seen.tolist()) == sorted(float(index) for index in part.indices)
+    assert sorted(seen.tolist()) == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
+    assert capsys.readouterr().err == ""
+
+
+class Kept(Dataset[Any]):
+    """A data set with tensors of its own."""
+
+    def __init__(self) -> None:
+        self.parts = {"x": [torch.arange(4.0)]}
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> Any:
+        return self.parts["x"][0][index]
+
+
+@pytest.mark.usefixtures("on_device")
+def test_another_data_set_with_tensors_of_the_device_does_without_workers(capsys: Printed) -> None:
+    options: dict[str, Any] = {"prefetch_factor": 2, "persistent_workers": True, "pin_memory": True}
+    loader = DataLoader(Kept(), 2, False, num_workers=2, timeout=30, **options)
+    assert loader.num_workers == 0
+    assert [batch.tolist() for batch in loader] == [[0.0, 1.0], [2.0, 3.0]]
     assert "a DataLoader works without worker processes" in capsys.readouterr().err
     DataLoader(Items(), num_workers=2)
     assert capsys.readouterr().err == ""

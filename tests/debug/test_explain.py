@@ -379,7 +379,7 @@ program 1: compiled by b in 500.0 ms after step 1
   LTC101 first: No program like this one was known: its code ran for the first time.
   difference: no program like it was known
   at train.py:12 in Net.forward [Net.fc]
-  try: Nothing: each part of the code is compiled once, and kept on disk for later processes.
+  try: Nothing to change: each part of the code is compiled once, and kept on disk for later processes.
   synced at train.py:40 in main: an optimizer finished its step
 
 program 2: compiled by b in another process in 250.0 ms after step 9, number 2 for this site

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 from collections.abc import Callable
 
@@ -416,3 +417,24 @@ def test_training_goes_on_after_a_poisoned_step(name: str) -> None:
     assert_same([parameter.detach() for parameter in model.parameters()], before)
     assert all(0 <= step(1).item() < 10 for _ in range(3))
     assert not torch.equal(model[0].weight.detach().cpu(), before[0])
+
+
+@pytest.mark.usefixtures("backend")
+def test_a_failed_step_keeps_nothing_alive() -> None:
+    def step() -> None:
+        weight = lazy(torch.ones(50, 50))
+        product = weight * 2
+        rows = F.embedding(lazy(torch.tensor([1, 9])), table())
+        with pytest.raises(ExecutionError):
+            (rows.sum() + product.sum()).item()
+        with pytest.raises(PoisonedTensorError):
+            rows.cpu()
+
+    torch_ltc.sync(wait=True)
+    gc.collect()
+    before = torch.ltc.memory_allocated()
+    for _ in range(3):
+        step()
+    torch_ltc.sync(wait=True)
+    gc.collect()
+    assert torch.ltc.memory_allocated() == before

@@ -21,7 +21,7 @@ from tests.support.recordings import (
 )
 from torch_ltc.debug.doctor import examine, rules
 from torch_ltc.debug.doctor.figures import listed, percent, seconds
-from torch_ltc.debug.recording import Finding, Memory, Recording
+from torch_ltc.debug.recording import Finding, Memory, NonFiniteRow, Recording
 
 
 def found(code: str, made: Recording) -> list[Finding]:
@@ -293,6 +293,21 @@ def test_a_program_that_failed() -> None:
     finding = only("LTC215", recording(programs=(program(failed=2),)))
     assert finding.evidence == "program 1 failed in 2 of 100 runs on torchscript"
     assert (finding.severity, finding.source) == ("error", line(30))
+
+
+def test_a_nan_that_was_found() -> None:
+    text = "LTC301: aten::log made 2 NaN out of finite numbers in program 3\n  input: float32[4], -1 .. 2\n  result: x\n  more"
+    rows = (NonFiniteRow(3, "aten::log", line(7), 4, text), NonFiniteRow(4, "aten::log", line(7), 5, text))
+    finding = only("LTC219", recording(nonfinite=rows))
+    assert finding.title == "aten::log made a NaN or an infinity"
+    assert finding.evidence == (
+        "after step 4: LTC301: aten::log made 2 NaN out of finite numbers in program 3; input: float32[4], -1 .. 2; "
+        "result: x"
+    )
+    assert (finding.severity, finding.source) == ("error", line(7))
+    given = only("LTC219", recording(nonfinite=(NonFiniteRow(3, "", line(7), 4, "LTC302: an input"),)))
+    assert given.title == "an input held a NaN or an infinity"
+    assert found("LTC219", recording()) == []
 
 
 # ---- memory --------------------------------------------------------------------------------------------------------

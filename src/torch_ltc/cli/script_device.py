@@ -2,7 +2,7 @@
 
 `torch.set_default_device` covers the functions that make tensors. A script that was written for the CPU also makes
 tensors of arrays, reads them as arrays, and takes batches out of a `DataLoader`: here these follow the default device,
-as long as that is ltc. A script that names "cpu" gets the CPU, and may set another default.
+as long as that is ltc; the counters of optimizers do not. A script that names "cpu" gets the CPU, and may set another default.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
-from torch.utils.data import DataLoader, dataloader
+from torch.utils.data import ConcatDataset, DataLoader, Subset, TensorDataset, dataloader
 
 from torch_ltc.cli.output import note
 from torch_ltc.cli.patches import Patches
@@ -51,6 +51,7 @@ def default_device() -> Iterator[None]:
         with Patches() as patches:
             _follow_arrays(patches)
             _follow_loaders(patches)
+            _keep_counters(patches)
             yield
     finally:
         _State.active = False
@@ -104,7 +105,27 @@ def _follow_arrays(patches: Patches) -> None:
     patches.put(torch.Tensor, "__new__", new)
 
 
-# ---- loaders --------------------------------------------------------------------------------------------------------
+# ---- optimizers and loaders -----------------------------------------------------------------------------------------
+
+
+def _on_cpu(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The function with the CPU as the default device."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not _is_default():
+            return original(*args, **kwargs)
+        with torch.device("cpu"):
+            return original(*args, **kwargs)
+
+    return call
+
+
+def _keep_counters(patches: Patches) -> None:
+    """Optimizers count steps in tensors that they make without a device, and read them in every step."""
+    for kind in vars(torch.optim).values():
+        if isinstance(kind, type) and "_init_group" in vars(kind):
+            patches.wrap(kind, "__init__", _on_cpu)
+            patches.wrap(kind, "_init_group", _on_cpu)
 
 
 def _follow_loaders(patches: Patches) -> None:
@@ -115,19 +136,11 @@ def _follow_loaders(patches: Patches) -> None:
 
         def create(self: DataLoader[Any], *args: Any, **kwargs: Any) -> None:
             bound = signature.bind(self, *args, **kwargs)
-            _adapt(bound.arguments)
+            if _is_default():
+                _adapt(bound.arguments)
             original(*bound.args, **bound.kwargs)
 
         return create
-
-    def on_cpu(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        def iterate(self: Any) -> Any:
-            if not _is_default():
-                return original(self)
-            with torch.device("cpu"):
-                return original(self)
-
-        return iterate
 
     def to_device(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def following(self: Any) -> Any:
@@ -140,7 +153,7 @@ def _follow_loaders(patches: Patches) -> None:
         return following
 
     patches.wrap(DataLoader, "__init__", prepared)
-    patches.wrap(DataLoader, "__iter__", on_cpu)
+    patches.wrap(DataLoader, "__iter__", _on_cpu)
     patches.wrap(dataloader._BaseDataLoaderIter, "__next__", to_device)
 
 
@@ -149,9 +162,26 @@ def _adapt(options: dict[str, Any]) -> None:
     # Memory of the host that a GPU copies from; batches are on the device already.
     if options.get("pin_memory"):
         options["pin_memory"] = False
+    options["dataset"] = _copied_to_cpu(options["dataset"])
     if options.get("num_workers") and _holds_device_tensors(options.get("dataset")):
         options.update({name: value for name, value in _OF_WORKERS.items() if name in options})
         note("a DataLoader works without worker processes: its data set is on the device, which they cannot use")
+
+
+def _copied_to_cpu(data: Any) -> Any:
+    """PyTorch's own data sets with their tensors copied to the CPU once; any other data set stays what it is.
+
+    Taken out of tensors of the device one by one, every item is a call of its own with a constant index: each batch
+    would be another program.
+    """
+    # Not of derived classes: they may have a state that the script goes on changing.
+    if type(data) is TensorDataset:
+        return TensorDataset(*(tensor.cpu() for tensor in data.tensors))
+    if type(data) is Subset:
+        return Subset(_copied_to_cpu(data.dataset), data.indices)
+    if type(data) is ConcatDataset:
+        return ConcatDataset([_copied_to_cpu(part) for part in data.datasets])
+    return data
 
 
 def _holds_device_tensors(value: Any, depth: int = 3) -> bool:

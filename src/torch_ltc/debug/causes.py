@@ -21,7 +21,7 @@ CAUSES: dict[str, Message] = {
             "LTC101",
             "first",
             "No program like this one was known: its code ran for the first time.",
-            "Nothing: each part of the code is compiled once, and kept on disk for later processes.",
+            "Nothing to change: each part of the code is compiled once, and kept on disk for later processes.",
         ),
         message(
             "LTC102",

@@ -24,6 +24,7 @@ from torch_ltc.debug.recording import (
     FallbackRow,
     Line,
     Memory,
+    NonFiniteRow,
     ProgramRow,
     Recording,
     SettingRow,
@@ -36,6 +37,7 @@ from torch_ltc.events import (
     ExecuteEvent,
     FallbackEvent,
     LoadEvent,
+    NonFiniteEvent,
     ReadEvent,
     RefusalEvent,
     SyncEvent,
@@ -160,6 +162,7 @@ class History:
             self._sites: _Sites = {}
             self._fallbacks: _Sites = {}
             self._compiles: deque[_Compile] = deque(maxlen=_MOST_PROGRAMS)
+            self._nonfinite: deque[NonFiniteRow] = deque(maxlen=_MOST_SITES)
             self._compiled_at: dict[tuple[Source, Source], int] = {}
             self._samples: list[tuple[float, int]] = []
             self._every = 1
@@ -179,6 +182,7 @@ class History:
             LoadEvent: self._on_compile,
             FallbackEvent: self._on_fallback,
             RefusalEvent: self._on_refusal,
+            NonFiniteEvent: self._on_nonfinite,
         }
         self._listening = [events.subscribe(handler, kind) for kind, handler in handlers.items()]
         synced_programs.append(self._on_synced)
@@ -198,9 +202,19 @@ class History:
 
     # ---- events ---------------------------------------------------------------------------------------------------
 
-    def _span(self, kind: str, lane: str, end_s: float, took_s: float, program: int, label: str, size: int = 0) -> None:
+    def _span(
+        self,
+        kind: str,
+        lane: str,
+        end_s: float,
+        took_s: float,
+        program: int,
+        label: str,
+        size_bytes: int = 0,
+        source: Source | None = None,
+    ) -> None:
         self._span_count += 1
-        self._spans.append((kind, lane, end_s - took_s, took_s, self.step, program, label, size))
+        self._spans.append((kind, lane, end_s - took_s, took_s, self.step, program, label, size_bytes, source))
 
     def _program(self, identity: int) -> _Program:
         found = self._programs.get(identity)
@@ -305,7 +319,8 @@ class History:
 
     def _on_upload(self, event: UploadEvent) -> None:
         with self._lock:
-            self._span("upload", "user", time.perf_counter(), event.duration_s, 0, "", event.size_bytes)
+            now = time.perf_counter()
+            self._span("upload", "user", now, event.duration_s, 0, "", event.size_bytes, event.source)
 
     def _on_fallback(self, event: FallbackEvent) -> None:
         with self._lock:
@@ -316,6 +331,11 @@ class History:
     def _on_refusal(self, event: RefusalEvent) -> None:
         with self._lock:
             self._program(event.program).refused = event.reason
+
+    def _on_nonfinite(self, event: NonFiniteEvent) -> None:
+        with self._lock:
+            row = NonFiniteRow(event.program, event.op, event.source or UNKNOWN, self.step, event.text)
+            self._nonfinite.append(row)
 
     def _on_compile(self, event: CompileEvent | LoadEvent) -> None:
         now = time.perf_counter()
@@ -380,13 +400,15 @@ class History:
                 compiles=tuple(self._compile_row(compiled) for compiled in self._compiles),
                 memory=self._memory(),
                 metrics=metrics.snapshot(),
+                nonfinite=tuple(self._nonfinite),
                 dropped_spans=self._span_count - len(self._spans),
                 dropped_programs=self._dropped_programs,
             )
 
     def _span_rows(self) -> Iterable[Span]:
-        for kind, lane, begin, took, step, program, label, size in self._spans:
-            yield Span(kind, lane, begin - self._began, took, step, program, label, size)
+        for kind, lane, begin, took, step, program, label, size, source in self._spans:
+            # As text: a run has thousands of spans, and few lines.
+            yield Span(kind, lane, begin - self._began, took, step, program, str(source or label), size)
 
     def _program_row(self, row: _Program, known: list[Compared], texts: bool) -> ProgramRow:
         lines: tuple[Line, ...] = ()
@@ -441,9 +463,7 @@ class History:
         )
 
 
-def _merged(
-    rows: Iterable[_Site], make: Callable[[_Site], _Row], add: Callable[[_Row, _Row], _Row]
-) -> Iterable[_Row]:
+def _merged(rows: Iterable[_Site], make: Callable[[_Site], _Row], add: Callable[[_Row, _Row], _Row]) -> Iterable[_Row]:
     """A row per line and reason: the same line may have been found more than once."""
     found: dict[tuple[Source, str, str], _Row] = {}
     for row in rows:

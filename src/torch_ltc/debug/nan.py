@@ -32,6 +32,7 @@ from torch_ltc.debug.replay import (
     tensor_of,
 )
 from torch_ltc.errors import LtcWarning, NonFiniteWarning
+from torch_ltc.events import NonFiniteEvent, emit
 from torch_ltc.lowering.interface import Arguments
 from torch_ltc.program.instruction import Call, Program, Value
 from torch_ltc.runtime.executor import executor
@@ -385,6 +386,7 @@ class Finder:
         for finding in new:
             hearer.known.update(finding.keys)
             hearer.findings.append(finding)
+            emit(NonFiniteEvent(finding.program, finding.op, finding.source, str(finding)))
             if hearer is self._everybody:
                 executor.note(str(finding), NonFiniteWarning)
         return bool(new)

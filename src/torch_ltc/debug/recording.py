@@ -81,7 +81,8 @@ class ProgramRow:
 class Span:
     """A stretch of time on one lane: kind "record", "sync", "compile", "load", "run", "wait", "copy" (off the device),
     "upload" or "fallback". `begin_s` counts from the start of the recording. `step` counts the syncs that end a step.
-    Lanes: "user" (all threads of the program), "worker", "compiler"."""
+    Lanes: "user" (all threads of the program), "worker", "compiler". `label` is the backend of a run or compilation, the
+    reason of a sync or read, the operator of a fallback, the user's line of an upload."""
 
     kind: str
     lane: str
@@ -121,6 +122,17 @@ class FallbackRow:
     source: Source
     count: int
     total_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class NonFiniteRow:
+    """A NaN or an infinity that the finder found: the operation that made it, or none when an input held it already."""
+
+    program: int
+    op: str
+    source: Source
+    step: int
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +214,7 @@ class Recording:
     compiles: tuple[CompileRow, ...]
     memory: Memory
     metrics: Mapping[str, Any]
+    nonfinite: tuple[NonFiniteRow, ...] = ()
     dropped_spans: int = 0
     dropped_programs: int = 0
     format: int = FORMAT

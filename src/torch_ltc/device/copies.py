@@ -105,8 +105,9 @@ def _adopt_whole(target: torch.Tensor, source: torch.Tensor) -> bool:
     with torch.no_grad():
         data.copy_(source)
     buffer.data = data
-    memory.hold(buffer, current_source())
-    emit(UploadEvent(data.nbytes, time.perf_counter() - began))
+    line = current_source()
+    memory.hold(buffer, line)
+    emit(UploadEvent(data.nbytes, time.perf_counter() - began, line))
     return True
 
 
@@ -121,7 +122,7 @@ def _uploaded(
         add_upload(error, source, current_source())
         raise
     made = wrap_physical(data, spec_of(data))
-    emit(UploadEvent(data.nbytes, time.perf_counter() - began))
+    emit(UploadEvent(data.nbytes, time.perf_counter() - began, current_source()))
     return made
 
 

@@ -6,7 +6,9 @@ group and the sign of life in one.
 
 from __future__ import annotations
 
+import copy
 import itertools
+import weakref
 from concurrent.futures import Future
 from typing import Any
 
@@ -42,7 +44,8 @@ class Buffer:
     number = -1
     spec: Spec
     data: torch.Tensor | BackendData | None = None
-    error: LtcError | None = None
+    # What `remembered` made of the error that lost it.
+    error: tuple[LtcError, weakref.ref[LtcError]] | None = None
     views: dict[Spec, int] | None = None
     views_base = -1
     input = -1
@@ -118,6 +121,16 @@ def attach(tensor: torch.Tensor, buffer: Buffer) -> None:
     """Make `buffer` the memory of this tensor's storage."""
     storage: Any = storage_of(tensor)
     storage.handle = buffer
+
+
+def remembered(error: LtcError) -> tuple[LtcError, weakref.ref[LtcError]]:
+    """What a buffer keeps of the error that lost it: a copy, and the error itself as long as somebody else has it.
+
+    An error that was raised has a traceback, which has the frames it went through, which have the tensors that were lost:
+    a buffer that kept it would keep the user's variables for ever, because a storage is no place that Python's garbage
+    collector looks into.
+    """
+    return copy.copy(error), weakref.ref(error)
 
 
 def poisoned(error: LtcError) -> PoisonedTensorError:

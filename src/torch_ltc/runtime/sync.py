@@ -30,7 +30,7 @@ from torch_ltc.program.references import held_elsewhere
 from torch_ltc.program.source import Source, current_source
 from torch_ltc.program.spec import Spec, keep_bounded, spec_of
 from torch_ltc.program.tree import Node
-from torch_ltc.runtime.buffer import Buffer, buffer_of, physical_device, poisoned
+from torch_ltc.runtime.buffer import Buffer, buffer_of, physical_device, poisoned, remembered
 from torch_ltc.runtime.cache import Entry, executables, next_identity
 from torch_ltc.runtime.compiling import Policy
 from torch_ltc.runtime.execute import execute_entry
@@ -196,7 +196,7 @@ def _run(
         executor.report(add_holdings(failure))
     for buffer, result, maker in zip(outputs, outcome.results, entry.makers, strict=True):
         if isinstance(result, LtcError):
-            buffer.error = result
+            buffer.error = remembered(result)
         else:
             buffer.data = result
             memory.hold(buffer, maker)
@@ -217,7 +217,7 @@ def _arguments(program: Program, inputs: list[Buffer], scalars: list[object], li
     _open_handles(program, inputs)
     for instruction in program.inputs:
         buffer = inputs[instruction.buffer]
-        held.append(poisoned(buffer.error) if buffer.error is not None else buffer.held(instruction.spec, device))
+        held.append(poisoned(buffer.error[0]) if buffer.error is not None else buffer.held(instruction.spec, device))
     return Arguments(held, scalars, device_random.generator, device, lines, replaceable=True)
 
 
@@ -305,9 +305,11 @@ def physical(buffer: Buffer, spec: Spec) -> torch.Tensor:
     Raises the error that lost it: the first time that error itself, later a note that it was raised before.
     """
     if buffer.error is not None:
-        if executor.unseen(buffer.error):
-            raise buffer.error
-        raise poisoned(buffer.error)
+        lost, first = buffer.error
+        unseen = first()
+        if unseen is not None and executor.unseen(unseen):
+            raise unseen
+        raise poisoned(lost)
     return buffer.physical(spec, physical_device())
 
 

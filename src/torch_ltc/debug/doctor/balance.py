@@ -42,10 +42,12 @@ def small_uploads(recording: Recording) -> Iterator[Symptom]:
         return
     took_s = sum(span.duration_s for span in small)
     mean = size_text(round(sum(span.size_bytes for span in small) / len(small)))
+    line, at_line = Counter(span.label for span in small).most_common(1)[0]
+    where = f"; {at_line:,} of them at {line}" if line else ""
     yield Symptom(
         "many small copies to the device in each step",
         f"{middle(counts.values()):.0f} in a step in the middle of the run, {mean} each on average; "
-        f"{len(small):,} copies took {seconds(took_s)}",
+        f"{len(small):,} copies took {seconds(took_s)}{where}",
         cost_s=took_s,
         severity="warning" if share(took_s, active_s(recording)) >= _WORTH_A_WARNING else "hint",
     )

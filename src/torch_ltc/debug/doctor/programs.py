@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from torch_ltc.debug.doctor.figures import (
     FEWEST_STEPS,
     active_s,
+    grouped,
     listed,
     many,
     percent,
@@ -137,3 +138,19 @@ def failed_program(recording: Recording) -> Iterator[Symptom]:
                 f"program {row.identity} failed in {row.failed:,} of {many(row.runs, 'run')} on {row.backend}",
                 row.site,
             )
+
+
+@rule(
+    "LTC219",
+    "not finite",
+    severity="error",
+    means="A NaN or an infinity was found in the results of a program.",
+    advice="Look at the operation and the line that are named, and at the ranges of its inputs.",
+)
+def not_finite(recording: Recording) -> Iterator[Symptom]:
+    """What the finder of NaN found, the first of each operation and line."""
+    for rows in grouped(recording.nonfinite, lambda row: (row.op, row.source)):
+        row = rows[0]
+        title = f"{row.op} made a NaN or an infinity" if row.op else "an input held a NaN or an infinity"
+        found = "; ".join(line.strip() for line in row.text.splitlines()[:3])
+        yield Symptom(title, f"after step {row.step}: {found}", row.source)

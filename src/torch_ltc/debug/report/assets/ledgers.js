@@ -94,7 +94,7 @@ function findingCard(finding) {
     div(
       "card-foot",
       place(finding.source),
-      finding.cost_s > 0 ? text("faint", `costs about ${seconds(finding.cost_s)}`) : null,
+      finding.cost_s > 0 ? text("faint", `costs up to ${seconds(finding.cost_s)}`) : null,
     ),
   );
 }

@@ -47,11 +47,18 @@ def without_listeners() -> Iterator[None]:
 
 
 @contextmanager
+def without_checks() -> Iterator[None]:
+    """Nothing is checked, as by default."""
+    with torch_ltc.config.settings.scope(check="off"):
+        yield
+
+
+@contextmanager
 def without_sources() -> Iterator[None]:
     """No line, module or forward line is looked for."""
     found = recording.call_source, ForwardLines.number_of
     recording.call_source = lambda depth=1: UNKNOWN
-    ForwardLines.number_of = lambda self, tensors: None
+    ForwardLines.number_of = lambda self, values: None
     try:
         yield
     finally:
@@ -104,6 +111,26 @@ def step(layers: int, width: int) -> Callable[[], float]:
     return lambda: timed(work, lambda: torch_ltc.sync(wait=True))
 
 
+def checked(check: str) -> Callable[[], float]:
+    """A training step of a network with Adam on TorchScript while programs are checked, until it has run."""
+    net = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10)).to("ltc")
+    optimizer = torch.optim.Adam(net.parameters())
+    x = torch.ones(64, 64).to("ltc")
+
+    def work() -> None:
+        net(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        torch_ltc.sync(wait=True)
+
+    def measured() -> float:
+        with torch_ltc.config.settings.scope(backend="torchscript", tiers="blocking"):
+            return timed(work, lambda: None)
+
+    torch_ltc.config.settings.check = check
+    return measured
+
+
 def first_sight() -> Callable[[], float]:
     """A training step of a batch size that was not there before: each of its calls is new."""
     net, optimizer = network(LAYERS, 8)
@@ -122,6 +149,8 @@ WORKLOADS: dict[str, tuple[Callable[[], Callable[[], float]], Callable[[], objec
     "step of 2 layers": (lambda: step(2, 4), without_listeners),
     "step of 12 layers": (lambda: step(LAYERS, 8), without_listeners),
     "first sight, 12 layers": (first_sight, without_sources),
+    "check = nan": (lambda: checked("nan"), without_checks),
+    "check = validate": (lambda: checked("validate"), without_checks),
 }
 
 

@@ -48,16 +48,18 @@ def printed(code: str) -> str:
     _forget()
     out = io.StringIO()
     linecache.cache[NAME] = (len(code), None, code.splitlines(keepends=True), NAME)
-    before = Path.cwd()
+    before, names = Path.cwd(), {"__name__": "__main__"}
     with tempfile.TemporaryDirectory() as folder, settings.scope(tiers="blocking", cache_dir="off"):
         os.chdir(folder)
         try:
             with contextlib.redirect_stdout(out), warnings.catch_warnings():
                 warnings.simplefilter("always")
                 warnings.showwarning = lambda message, kind, *rest: print(f"{kind.__name__}: {message}")
-                exec(compile(code, NAME, "exec"), {"__name__": "__main__"})
+                exec(compile(code, NAME, "exec"), names)
                 torch_ltc.sync(wait=True)
         finally:
+            # A backend that stays registered has them.
+            names.clear()
             os.chdir(before)
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()).strip() + "\n"
 

@@ -4,7 +4,11 @@ The lowest layer: it imports nothing of the package. Messages are put together h
 same way: what happened, where the user recorded it, what to try.
 """
 
+import copy
 from collections.abc import Sequence
+from typing import TypeVar
+
+Error = TypeVar("Error", bound="LtcError")
 
 
 class LtcError(RuntimeError):
@@ -25,6 +29,19 @@ class LtcError(RuntimeError):
         super().__init__("\n".join(lines))
         self.source = source
         self.hint = hint
+
+    def untraced(self: Error) -> Error:
+        """A copy without tracebacks: what may be kept.
+
+        An error that was raised has the frames that it went through, and these have the tensors of the user's.
+        """
+        made, cause = copy.copy(self), self.__cause__
+        try:
+            made.__cause__ = copy.copy(cause)
+        except Exception:
+            # Classes of others need not be such that they can be copied.
+            made.__cause__ = RuntimeError(repr(cause))
+        return made
 
     def list_others(self, others: Sequence["LtcError"]) -> None:
         """Add errors of the same moment to the message, because only one error can be raised."""

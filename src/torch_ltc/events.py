@@ -152,8 +152,8 @@ class UploadEvent:
 
 @dataclass(frozen=True, slots=True)
 class NonFiniteEvent:
-    """A NaN or an infinity was found in the results of a program, while the setting `check` asks for it: `op` made it at
-    `source`, or, when `op` is empty, it was in an input already. `text` is what the user is told."""
+    """A NaN or an infinity was found in the results of a program, while the setting `check` asks for it: `op` made it
+    at `source`, or, when `op` is empty, it was in an input already. `text` is what the user is told."""
 
     program: int
     op: str

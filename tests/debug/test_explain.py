@@ -224,6 +224,19 @@ def test_a_new_program_is_explained_by_its_cause_and_line(case: Case) -> None:
     assert MESSAGES[explanation.code].name == case.cause
 
 
+def test_making_the_parameters_is_not_taken_for_training() -> None:
+    with torch.device("ltc"):
+        net = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5))  # parameters made
+    for _ in range(2):
+        net(torch.ones(2, 4).to("ltc")).sum().item()
+    explanation = newest()
+    assert explanation.cause == "operation"
+    assert (explanation.difference, explanation.source.line) == (
+        "aten::empty_strided is no longer there",
+        marked("parameters made"),
+    )
+
+
 def test_a_program_that_reaches_the_bound_says_so() -> None:
     bound()
     first = history.recording(texts=False).programs[0]

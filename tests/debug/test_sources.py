@@ -11,7 +11,9 @@ import torch
 from torch import Tensor, nn
 
 import torch_ltc
-from torch_ltc.program.instruction import Call, Input
+from torch_ltc.program.instruction import Call
+from torch_ltc.program.render import program_lines
+from torch_ltc.runtime.pending import pending_program
 from torch_ltc.runtime.recorder import recorder
 from torch_ltc.source import Source
 
@@ -75,10 +77,11 @@ def test_calls_know_line_function_and_module() -> None:
 
 def test_inputs_know_the_line_that_uses_them_first() -> None:
     net = Net().to("ltc")
-    net(torch.ones(2, 4).to("ltc"))
-    found = [node.instruction for node in recorder.tree.path(recorder.node)]
-    inputs = [one for one in found if isinstance(one, Input)]
-    assert {one.source.line for one in inputs} == {marked("fc")}
+    lines = program_lines(pending_program([net(torch.ones(2, 4).to("ltc"))]))
+    inputs = [source for text, source in lines if "= input(" in text]
+    assert len(inputs) == 5
+    assert {source.line for source in inputs} == {marked("fc")}
+    assert inputs[0].module == "Net.blocks.0.fc"
 
 
 def test_outside_of_modules_there_is_no_path() -> None:

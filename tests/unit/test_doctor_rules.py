@@ -296,7 +296,8 @@ def test_a_program_that_failed() -> None:
 
 
 def test_a_nan_that_was_found() -> None:
-    text = "LTC301: aten::log made 2 NaN out of finite numbers in program 3\n  input: float32[4], -1 .. 2\n  result: x\n  more"
+    text = "LTC301: aten::log made 2 NaN out of finite numbers in program 3\n  input: float32[4], -1 .. 2"
+    text = f"{text}\n  result: x\n  more"
     rows = (NonFiniteRow(3, "aten::log", line(7), 4, text), NonFiniteRow(4, "aten::log", line(7), 5, text))
     finding = only("LTC219", recording(nonfinite=rows))
     assert finding.title == "aten::log made a NaN or an infinity"

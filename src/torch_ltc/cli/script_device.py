@@ -2,7 +2,8 @@
 
 `torch.set_default_device` covers the functions that make tensors. A script that was written for the CPU also makes
 tensors of arrays, reads them as arrays, and takes batches out of a `DataLoader`: here these follow the default device,
-as long as that is ltc; the counters of optimizers do not. A script that names "cpu" gets the CPU, and may set another default.
+as long as that is ltc; the counters of optimizers do not. A script that names "cpu" gets the CPU, and may set another
+default.
 """
 
 from __future__ import annotations

@@ -50,7 +50,9 @@ def _instructions_differ(
     if isinstance(before, Input) and isinstance(now, Input) and before.buffer == now.buffer:
         return _specs_differ(before.spec, now.spec, now, new)
     if isinstance(before, Call) and isinstance(now, Call) and before.op is now.op:
-        return _arguments_differ(before, now)
+        found = _arguments_differ(before, now)
+        if found is None or _line(before) == _line(now):
+            return found
     was, now_is = _next_call(old.instructions[place:]), _next_call(new.instructions[place:])
     if was is None or now_is is None:
         return None
@@ -77,10 +79,10 @@ def _line(call: Call) -> tuple[str, int]:
 def _specs_differ(before: Spec, now: Spec, instruction: Input, program: Program) -> Difference | None:
     if before == now:
         return None
-    user = next((call for call in program.calls if instruction.number in call.operands), None)
+    user = program.first_users().get(instruction.number)
     used = "" if user is None else f", used by {user.name}"
     what = f"input {program.inputs.index(instruction)} ({now!r}{used})"
-    source = instruction.source if user is None else user.source
+    source = UNKNOWN if user is None else user.source
     if before.dtype is not now.dtype:
         text = f"the dtype of {what} was {_plain(before.dtype)}, is now {_plain(now.dtype)}"
         return Difference("dtype", text, source)
@@ -163,8 +165,11 @@ def _calls_differ(was: Call, now: Call, old: Program, new: Program) -> Differenc
 
 
 def _is_random_line(call: Call, program: Program, other: Program) -> bool:
-    """True when the line of a call draws random numbers in its program and not in the other: dropout, in training."""
+    """True when the line of a call, inside of a module, draws random numbers in its program and not in the other:
+    dropout, in training. Outside of modules it is more often the making of parameters."""
     line = _line(call)
+    if not (call.source.forward or call.source).module:
+        return False
     drawn = any(one.random and _line(one) == line for one in program.calls)
     return drawn and not any(one.random and _line(one) == line for one in other.calls)
 

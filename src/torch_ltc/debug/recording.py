@@ -81,8 +81,8 @@ class ProgramRow:
 class Span:
     """A stretch of time on one lane: kind "record", "sync", "compile", "load", "run", "wait", "copy" (off the device),
     "upload" or "fallback". `begin_s` counts from the start of the recording. `step` counts the syncs that end a step.
-    Lanes: "user" (all threads of the program), "worker", "compiler". `label` is the backend of a run or compilation, the
-    reason of a sync or read, the operator of a fallback, the user's line of an upload."""
+    Lanes: "user" (all threads of the program), "worker", "compiler". `label` is the backend of a run or compilation,
+    the reason of a sync or read, the operator of a fallback, the user's line of an upload."""
 
     kind: str
     lane: str

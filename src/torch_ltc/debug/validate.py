@@ -93,7 +93,7 @@ def _install(run: Run, expected: Outcome, inputs: Sequence[object], handles: Seq
 def _refuse(run: Run, error: ValidationError) -> None:
     """The backend's form of the program is not used again."""
     entry, backend = run.entry, run.backend
-    entry.refused[backend] = error
+    entry.refused[backend] = error.untraced()
     families.blamed(entry, backend)
     entry.compiled = None
     failed(Failure(entry, backend, "validate", error))

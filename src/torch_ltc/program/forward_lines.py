@@ -50,12 +50,12 @@ class ForwardLines:
             self._earlier.append((self._first, node))
         self._first = -1
 
-    def number_of(self, tensors: Iterable[object]) -> int | None:
-        """The number of the autograd node of the call that is being recorded, counted from the beginning of the
-        program; None if it has none."""
+    def number_of(self, values: Iterable[object]) -> int | None:
+        """The number of the autograd node of the call that is being recorded with these arguments, counted from the
+        beginning of the program; None if it has none."""
         if self._first < 0 or threading.get_ident() != self._thread:
             return None
-        number = forward_number(tensors)
+        number = forward_number(values)
         return None if number is None else number - self._first
 
     def line_of(self, backward: Source, node: Node) -> Source:

@@ -330,6 +330,14 @@ class Program:
                 found[instruction.number] = instruction.spec
         return found
 
+    def first_users(self) -> dict[int, Call]:
+        """For each value that a call takes, the first such call."""
+        found: dict[int, Call] = {}
+        for call in self.calls:
+            for number in call.operands:
+                found.setdefault(number, call)
+        return found
+
     def maker_of(self, number: int) -> Call | None:
         """The call that makes a value; None when it is an input. Of a recorded program: its values are numbered in
         order."""

@@ -109,9 +109,14 @@ def _updates_text(program: Program) -> list[str]:
 
 
 def program_lines(program: Program) -> list[tuple[str, Source]]:
-    """The listing line by line, each without and with its source; outputs carry ROOT=<position>."""
+    """The listing line by line, each without and with its source, that of an input being the line of the first call
+    that takes it; outputs carry ROOT=<position>."""
     roots = {number: position for position, number in enumerate(program.outputs)}
-    lines = [(bare_text(instruction, roots), instruction.source) for instruction in program.instructions]
+    users = program.first_users()
+    lines: list[tuple[str, Source]] = []
+    for instruction in program.instructions:
+        call = instruction if isinstance(instruction, Call) else users.get(instruction.number)
+        lines.append((bare_text(instruction, roots), UNKNOWN if call is None else call.source))
     return lines + [(text, UNKNOWN) for text in _updates_text(program)]
 
 

@@ -184,7 +184,7 @@ def slot_text(program: Program, slot: int) -> str:
     instruction, what, position = list(_places(program))[slot]
     if isinstance(instruction, Input):
         place = program.inputs.index(instruction)
-        user = _user_of(program, instruction)
+        user = program.first_users().get(instruction.number)
         where = f" (used by {user.name} at {user.source})" if user is not None else ""
         what = what if what == "offset" else f"{what} {position}"
         return f"{what} of input {place}{where}"
@@ -197,7 +197,7 @@ def slot_source(program: Program, slot: int) -> tuple[str, Source]:
     """What kind of integer a slot is ("size", "layout" or "argument"), and the line that it comes from."""
     instruction, what, _ = list(_places(program))[slot]
     if isinstance(instruction, Input):
-        user = _user_of(program, instruction)
+        user = program.first_users().get(instruction.number)
         return "size" if what == "size" else "layout", instruction.source if user is None else user.source
     return "size" if what == "size" else "argument", instruction.source
 
@@ -212,11 +212,6 @@ def number_source(program: Program, slot: int) -> Source:
     """The line that a run-time number comes from."""
     call, _ = _number_user(program, slot)
     return UNKNOWN if call is None else call.source
-
-
-def _user_of(program: Program, instruction: Input) -> Call | None:
-    """The first call that takes an input."""
-    return next((call for call in program.calls if instruction.number in call.operands), None)
 
 
 def _number_user(program: Program, slot: int) -> tuple[Call | None, str]:

@@ -100,11 +100,14 @@ def sequence_number() -> int:
     return number
 
 
-def forward_number(tensors: Iterable[object]) -> int | None:
-    """The number of the autograd node of the call that is being recorded, if it has one: autograd makes the node, then
-    calls the kernel. It has none when none of its tensors wants a gradient."""
-    for tensor in tensors:
-        if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
+def forward_number(values: Iterable[object]) -> int | None:
+    """The number of the autograd node of the call that is being recorded with these arguments, if it has one: autograd
+    makes the node, then calls the kernel. It has none when none of its tensors wants a gradient."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            if value.requires_grad:
+                return sequence_number() - 1
+        elif isinstance(value, list) and any(isinstance(one, torch.Tensor) and one.requires_grad for one in value):
             return sequence_number() - 1
     return None
 
@@ -148,12 +151,15 @@ def call_source(depth: int = 1) -> Source:
     frame: FrameType | None = sys._getframe(depth)
     while frame is not None:
         code = frame.f_code
-        if user is None and is_user_file(code.co_filename):
+        if code is MODULE_CALL:
+            if module is None:
+                module = frame
+                if user is not None:
+                    break
+        elif user is None and (_files[name] if (name := code.co_filename) in _files else is_user_file(name)):
             user = frame
-        if module is None and code is MODULE_CALL:
-            module = frame
-        if module is not None and user is not None:
-            break
+            if module is not None:
+                break
         frame = frame.f_back
     if user is not None:
         return _source(user, False, "" if module is None else module_path(module))

@@ -6,7 +6,6 @@ group and the sign of life in one.
 
 from __future__ import annotations
 
-import copy
 import itertools
 import weakref
 from concurrent.futures import Future
@@ -126,11 +125,10 @@ def attach(tensor: torch.Tensor, buffer: Buffer) -> None:
 def remembered(error: LtcError) -> tuple[LtcError, weakref.ref[LtcError]]:
     """What a buffer keeps of the error that lost it: a copy, and the error itself as long as somebody else has it.
 
-    An error that was raised has a traceback, which has the frames it went through, which have the tensors that were lost:
-    a buffer that kept it would keep the user's variables for ever, because a storage is no place that Python's garbage
-    collector looks into.
+    A buffer that kept an error that was raised would keep the user's variables for ever, itself among them: a storage
+    is no place that Python's garbage collector looks into.
     """
-    return copy.copy(error), weakref.ref(error)
+    return error.untraced(), weakref.ref(error)
 
 
 def poisoned(error: LtcError) -> PoisonedTensorError:

@@ -54,7 +54,7 @@ def due(entry: Entry, arguments: Arguments, policy: Policy) -> Lowered | None:
     refused = entry.refused.get(policy.backend)
     if refused is not None:
         if policy.strict:
-            raise refused
+            raise refused.untraced()
         return None
     if entry.single and not policy.waits:
         return None

@@ -116,7 +116,7 @@ def _failure(entry: Entry, policy: Policy, error: Exception) -> ExecutionError:
 def _blame(entry: Entry, policy: Policy, error: Exception, saved: _Saved) -> None:
     """The interpreter could run what the backend could not."""
     failure = _failure(entry, policy, error)
-    entry.refused[policy.backend] = failure
+    entry.refused[policy.backend] = failure.untraced()
     families.blamed(entry, policy.backend)
     entry.compiled = None
     failed(Failure(entry, policy.backend, "run", failure))

@@ -28,7 +28,7 @@ from torch_ltc.program.instruction import (
     Returns,
 )
 from torch_ltc.program.operator import DEFAULT, Kind, Operator
-from torch_ltc.program.source import Source, call_source, current_source
+from torch_ltc.program.source import UNKNOWN, Source, call_source, current_source
 from torch_ltc.program.spec import Spec, spec_of
 from torch_ltc.program.template import Template, make_template
 from torch_ltc.program.traced import Traced
@@ -220,7 +220,7 @@ class Recorder:
         if child.key != key:
             found = self.tree.find(node, key)
             if found is None:
-                found = self.tree.add(node, key, Input(buffer.input, spec, self.count - self.base, call_source(2)))
+                found = self.tree.add(node, key, Input(buffer.input, spec, self.count - self.base, UNKNOWN))
                 found.made = 1
             child = found
         number = self.step(child)
@@ -407,7 +407,7 @@ class Recorder:
         if source.backward:
             source = self.forward.line_of(source, self.node)
         elif torch.is_grad_enabled():
-            sequence = self.forward.number_of(operand_tensors(operator, values))
+            sequence = self.forward.number_of(values)
         call = Call(
             operator.op,
             template.args,

@@ -133,7 +133,7 @@ def _make(task: Task) -> None:
         # A backend may raise anything. Nobody else would hear of it on this thread.
         families.failed(request, RuntimeError(repr(error)))
         failure = CompileError(f"{task.backend.name} ended its compilation of {task.title}: {error!r}")
-        task.entry.refused[task.backend] = failure
+        task.entry.refused[task.backend] = failure.untraced()
         executor.report(failure)
     finally:
         _started.discard(request.ticket)
@@ -188,7 +188,7 @@ def compile_now(task: Task) -> bool:
 
 def refuse(entry: Entry, backend: Backend, error: BackendError, strict: bool) -> None:
     """The backend has had its chance with this program."""
-    entry.refused[backend] = error
+    entry.refused[backend] = error.untraced()
     failed(Failure(entry, backend, "compile", error))
     emit(RefusalEvent(entry.program.identity, backend.name, "compile", str(error)))
     if strict:

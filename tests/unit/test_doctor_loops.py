@@ -23,8 +23,9 @@ Step = Callable[[int, torch.Tensor, torch.Tensor], None]
 
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
-    """Nothing that happened before is in the recording."""
+    """Nothing that happened before is in the recording, and no program is known."""
     torch_ltc.wait_device_ops()
+    torch_ltc.ir_cache.reset()
     history.clear()
     yield
     torch_ltc.wait_device_ops()

@@ -253,6 +253,7 @@ def known_entries() -> list[Entry]:
 
 
 def test_a_compiled_program_without_memory_names_its_largest_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch_ltc.ir_cache.reset()
     x = torch.ones(1000).to("ltc")
     w = torch.zeros(1000).to("ltc")
 

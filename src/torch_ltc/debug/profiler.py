@@ -12,6 +12,8 @@ __all__ = ["profile"]
 def profile(**options: Any) -> torch.profiler.profile:
     """`torch.profiler.profile(**options)` that also sees what runs beside the thread that starts it: programs on the
     worker's thread, compiling on the compiler's."""
+    # Without it, PyTorch warns that it forgets the events of earlier cycles.
+    options.setdefault("acc_events", True)
     config: Any = options.pop("experimental_config", None)
     if config is None:
         config = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)

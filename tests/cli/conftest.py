@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import recordings
 from torch_ltc.config import SETTINGS, settings
 from torch_ltc.debug.recording import (
     CompileRow,
@@ -32,8 +33,8 @@ def program(identity: int, size: int, calls: int = 2) -> ProgramRow:
         Line(f"%1: float32[{size}] = aten::relu(%0)", FORWARD),
         Line("%2: float32[] ROOT=0 = aten::sum(%1)", LOOP),
     )
-    return ProgramRow(
-        identity=identity,
+    return recordings.program(
+        identity,
         calls=calls,
         inputs=1,
         outputs=1,
@@ -43,16 +44,12 @@ def program(identity: int, size: int, calls: int = 2) -> ProgramRow:
         syncs=3,
         runs=3,
         interpreted=1,
-        failed=0,
-        backend="torchscript",
-        compiles=1,
-        loads=0,
         record_s=0.01,
         compile_s=0.2,
         run_s=0.0125,
-        refused="",
         lines=lines,
         explanation=WHY if identity == 2 else None,
+        interpreted_s=0.0,
     )
 
 

@@ -8,7 +8,8 @@ import sys
 import pytest
 
 from torch_ltc.cli import output
-from torch_ltc.cli.output import age_text, coloured, count, pairs, parse_size, progress, size_text, table
+from torch_ltc.cli.output import age_text, coloured, pairs, parse_size, progress, table
+from torch_ltc.quantities import count_text, size_text
 
 Printed = pytest.CaptureFixture[str]
 
@@ -50,7 +51,7 @@ def test_ages(age: float, text: str) -> None:
 
 
 def test_counts() -> None:
-    assert [count(number, "step") for number in (0, 1, 1200)] == ["0 steps", "1 step", "1,200 steps"]
+    assert [count_text(number, "step") for number in (0, 1, 1200)] == ["0 steps", "1 step", "1,200 steps"]
 
 
 def test_colours_are_for_terminals(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -386,16 +386,16 @@ def a_recording() -> Recording:
 
 
 OVERVIEW = """\
-2 compilations, 750.0 ms in all, in 10 syncs of 2 programs
+2 compilations, 750 ms in all, in 10 syncs of 2 programs
 
-program 1: compiled by b in 500.0 ms after step 1
+program 1: compiled by b in 500 ms after step 1
   LTC101 first: No program like this one was known: its code ran for the first time.
   difference: no program like it was known
   at train.py:12 in Net.forward [Net.fc]
   try: Nothing to change: each part of the code is compiled once, and kept on disk for later processes.
   synced at train.py:40 in main: an optimizer finished its step
 
-program 2: compiled by b in another process in 250.0 ms after step 9, number 2 for this site
+program 2: compiled by b in another process in 250 ms after step 9, number 2 for this site
   LTC102 size: A size differs: of an input, or one that an operation was given.
   nearest known: program 1
   difference: size 0 of input 0 was 32, is now 17
@@ -431,7 +431,7 @@ def test_the_last_sync_and_one_program() -> None:
     compiled = OVERVIEW.split("\n\n")[-1].splitlines()[0]
     assert explain_recording(a_recording(), last="sync") == LAST_SYNC + "\n\n" + compiled
     assert explain_recording(a_recording(), program=1).splitlines()[1] == (
-        "  it runs on b, which compiled it in 500.0 ms"
+        "  it runs on b, which compiled it in 500 ms"
     )
 
 

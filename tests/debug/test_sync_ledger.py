@@ -84,9 +84,9 @@ def test_the_table() -> None:
     step = SyncRow(Source("train.py", 18, "main"), "sync", "optimizer", 600, 600, 0.0321, 0, (1,))
     recording = Recording((), "", 1.0, 600, {}, (), (), (), (step, item), (), (), Memory(), {})
     assert ledger_text(recording) == (
-        "count  steps    waited   bytes  why              line\n"
-        "1,200    600    1.50 s  4.7 KB  read: item       train.py:20 in main\n"
-        "  600    600  32.10 ms       -  sync: optimizer  train.py:18 in main\n"
+        "count  steps   waited    bytes  why              line\n"
+        "1,200    600   1.50 s  4.7 KiB  read: item       train.py:20 in main\n"
+        "  600    600  32.1 ms        -  sync: optimizer  train.py:18 in main\n"
         "1.53 s in 600 steps"
     )
 

@@ -20,8 +20,9 @@ from tests.support.recordings import (
     upload,
 )
 from torch_ltc.debug.doctor import examine, rules
-from torch_ltc.debug.doctor.figures import listed, percent, seconds
+from torch_ltc.debug.doctor.figures import listed, percent
 from torch_ltc.debug.recording import Finding, Memory, NonFiniteRow, Recording
+from torch_ltc.quantities import duration_text
 
 
 def found(code: str, made: Recording) -> list[Finding]:
@@ -406,7 +407,7 @@ def test_every_rule_is_tested_here() -> None:
 
 
 def test_figures() -> None:
-    assert [seconds(value) for value in (0, 85e-6, 0.0012345, 0.9994, 0.9996, 61)] == [
+    assert [duration_text(value) for value in (0, 85e-6, 0.0012345, 0.9994, 0.9996, 61)] == [
         "0 us",
         "85 us",
         "1.23 ms",

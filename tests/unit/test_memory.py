@@ -16,6 +16,7 @@ from torch_ltc.errors import LtcError, PoisonedTensorError
 from torch_ltc.lowering.interface import Arguments, Computation, Outcome
 from torch_ltc.program.instruction import Call
 from torch_ltc.program.spec import make_spec
+from torch_ltc.quantities import size_text
 from torch_ltc.runtime import memory as module
 from torch_ltc.runtime.buffer import Buffer, new_buffer
 from torch_ltc.runtime.cache import Entry
@@ -26,7 +27,6 @@ from torch_ltc.runtime.memory import (
     is_out_of_memory,
     memory,
     physical_figures,
-    size_text,
     summary_text,
 )
 from torch_ltc.runtime.pending import pending_program

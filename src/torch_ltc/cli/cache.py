@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch_ltc.cli.command import Command, add_json
-from torch_ltc.cli.output import age_text, count, note, pairs, parse_size, print_json, size_text, table
+from torch_ltc.cli.output import age_text, note, pairs, parse_size, print_json, table
 from torch_ltc.config import cache_folder, settings
 from torch_ltc.errors import LtcError
 from torch_ltc.lowering.surroundings import versions_text
+from torch_ltc.quantities import count_text, size_text
 from torch_ltc.runtime.disk import Store, Stored, read_key
 
 _DAY_S = 86400.0
@@ -40,7 +41,7 @@ class Entry:
         """What was compiled, in words. The kind is "p" or "s", instructions, a point, outputs."""
         instructions, _, outputs = self.file.kind[1:].partition(".")
         sizes = "any sizes" if self.file.kind.startswith("s") else "fixed sizes"
-        return f"{count(int(instructions), 'instruction')}, {count(int(outputs), 'output')}, {sizes}"
+        return f"{count_text(int(instructions), 'instruction')}, {count_text(int(outputs), 'output')}, {sizes}"
 
     def data(self, now_s: float) -> dict[str, Any]:
         """As JSON has it."""
@@ -197,7 +198,9 @@ def _confirmed(files: list[Stored], folder: str) -> bool:
     if not sys.stdin.isatty():
         raise LtcError("not removed: there is no terminal to ask on", hint="ltc cache clear --yes")
     total = size_text(sum(file.size_bytes for file in files))
-    print(f"Remove {count(len(files), 'file')} ({total}) from {folder}? [y/N] ", end="", file=sys.stderr, flush=True)
+    print(
+        f"Remove {count_text(len(files), 'file')} ({total}) from {folder}? [y/N] ", end="", file=sys.stderr, flush=True
+    )
     if sys.stdin.readline().strip().lower() in ("y", "yes"):
         return True
     note("nothing was removed")
@@ -220,9 +223,9 @@ def _remove(store: Store, files: Iterable[Stored], options: argparse.Namespace) 
         print_json({"removed": removed, "removed_bytes": removed_bytes, "failed": failed, "dry_run": dry})
     else:
         verb = "would remove" if dry else "removed"
-        print(f"{verb} {count(removed, 'file')} ({size_text(removed_bytes)}) in {store.folder}")
+        print(f"{verb} {count_text(removed, 'file')} ({size_text(removed_bytes)}) in {store.folder}")
     if failed:
-        note(f"{count(failed, 'file')} could not be removed")
+        note(f"{count_text(failed, 'file')} could not be removed")
     return 1 if failed else 0
 
 

@@ -9,9 +9,10 @@ import torch
 
 from torch_ltc.cli.command import Command, add_json
 from torch_ltc.cli.hardware import cpu_name
-from torch_ltc.cli.output import coloured, print_json, size_text, table
+from torch_ltc.cli.output import coloured, print_json, table
 from torch_ltc.config import settings
 from torch_ltc.device import module as ltc
+from torch_ltc.quantities import size_text
 from torch_ltc.runtime.buffer import physical_device
 
 

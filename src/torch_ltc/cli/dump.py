@@ -8,12 +8,13 @@ from dataclasses import asdict
 from pathlib import Path
 
 from torch_ltc.cli.command import Command, add_json
-from torch_ltc.cli.output import coloured, count, duration_text, print_json, table
+from torch_ltc.cli.output import coloured, print_json, table
 from torch_ltc.cli.recordings import find_program, read_recording
 from torch_ltc.debug.recording import ProgramRow, Recording
 from torch_ltc.errors import RecordingError
 from torch_ltc.program.difference import difference, difference_text
 from torch_ltc.program.render import source_text
+from torch_ltc.quantities import count_text, duration_text
 from torch_ltc.source import Source
 
 # As in the listing: a line makes values, "%3:f32[2] = ...", of others, "%1".
@@ -104,7 +105,7 @@ def _overview(recording: Recording) -> str:
 
 
 def _listing(row: ProgramRow) -> str:
-    head = f"program {row.identity}: {count(row.calls, 'call')}, synced at {source_text(row.site, 'short')}"
+    head = f"program {row.identity}: {count_text(row.calls, 'call')}, synced at {source_text(row.site, 'short')}"
     lines = [coloured(head, "strong")]
     width = min(max((len(line.text) for line in row.lines), default=0), 90)
     for line in row.lines:

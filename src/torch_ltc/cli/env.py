@@ -13,9 +13,10 @@ import torch
 import torch_ltc
 from torch_ltc.cli.command import Command, add_json
 from torch_ltc.cli.hardware import cpu_name, first_line
-from torch_ltc.cli.output import coloured, pairs, print_json, size_text
+from torch_ltc.cli.output import coloured, pairs, print_json
 from torch_ltc.config import SETTINGS, Origin, cache_folder, foreign_variable, own_variables, settings
 from torch_ltc.device import module as ltc
+from torch_ltc.quantities import size_text
 from torch_ltc.runtime.disk import Store
 
 _PACKAGES = (

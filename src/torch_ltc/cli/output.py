@@ -55,21 +55,6 @@ def pairs(values: Mapping[str, str]) -> str:
     return "\n".join(f"{name.ljust(width)}  {value}".rstrip() for name, value in values.items())
 
 
-def count(number: int, word: str) -> str:
-    """As "1 step" and "2 steps"."""
-    return f"{number:,} {word}" if number == 1 else f"{number:,} {word}s"
-
-
-def size_text(size_bytes: float) -> str:
-    """As "1.5 MiB"."""
-    unit = "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if size_bytes < 1024:
-            break
-        size_bytes, unit = size_bytes / 1024, larger
-    return f"{size_bytes:.0f} {unit}" if unit == "B" else f"{size_bytes:.1f} {unit}"
-
-
 _BINARY = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
@@ -93,13 +78,6 @@ def age_text(age_s: float) -> str:
         if age_s >= length_s:
             return f"{age_s / length_s:.0f} {unit}"
     return f"{max(age_s, 0.0):.0f} s"
-
-
-def duration_text(duration_s: float) -> str:
-    """As "1.2 s" and "3.4 ms"."""
-    if duration_s >= 1:
-        return f"{duration_s:.1f} s"
-    return f"{duration_s * 1e3:.1f} ms"
 
 
 def progress(items: Sequence[Item], label: str) -> Iterator[Item]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from torch_ltc import api
 from torch_ltc.cli.command import Command
 from torch_ltc.cli.cuda_names import cuda_names
-from torch_ltc.cli.output import count, note
+from torch_ltc.cli.output import note
 from torch_ltc.cli.recordings import last_run, write_recording
 from torch_ltc.cli.script import run_script, surroundings
 from torch_ltc.cli.script_device import default_device
@@ -23,6 +23,7 @@ from torch_ltc.debug.history import history
 from torch_ltc.debug.recording import Finding, Recording
 from torch_ltc.debug.report import write_report
 from torch_ltc.errors import LtcError, SettingError
+from torch_ltc.quantities import count_text
 
 SEVERITIES = ("error", "warning", "hint")
 
@@ -118,14 +119,14 @@ def summary(recording: Recording, findings: Sequence[Finding]) -> str:
     compiles = sum(not row.loaded for row in recording.compiles)
     loads = len(recording.compiles) - compiles
     parts = [
-        count(recording.steps, "step"),
-        count(len(recording.programs) + recording.dropped_programs, "program"),
-        count(compiles, "compile"),
-        *([count(loads, "load")] if loads else []),
-        count(sum(row.count for row in recording.syncs if row.kind == "sync"), "sync"),
+        count_text(recording.steps, "step"),
+        count_text(len(recording.programs) + recording.dropped_programs, "program"),
+        count_text(compiles, "compile"),
+        *([count_text(loads, "load")] if loads else []),
+        count_text(sum(row.count for row in recording.syncs if row.kind == "sync"), "sync"),
     ]
     found = Counter(finding.severity for finding in findings)
-    parts += [count(found[severity], severity) for severity in SEVERITIES if found[severity]]
+    parts += [count_text(found[severity], severity) for severity in SEVERITIES if found[severity]]
     return ", ".join(parts)
 
 

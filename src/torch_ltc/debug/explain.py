@@ -11,6 +11,7 @@ from torch_ltc.debug.messages import MESSAGES
 from torch_ltc.debug.recording import CompileRow, Explanation, ProgramRow, Recording
 from torch_ltc.errors import LtcError
 from torch_ltc.events import SyncReason
+from torch_ltc.quantities import count_text, duration_text
 from torch_ltc.runtime.pending import uncomputed
 from torch_ltc.runtime.sync import producer_of
 
@@ -70,15 +71,7 @@ def _find(recording: Recording, identity: int) -> ProgramRow:
 
 def _so_far(recording: Recording) -> str:
     syncs = sum(row.syncs for row in recording.programs)
-    return f"in {_count(syncs, 'sync')} of {_count(len(recording.programs), 'program')}"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
-
-
-def _milliseconds(duration_s: float) -> str:
-    return f"{duration_s * 1e3:,.1f} ms"
+    return f"in {count_text(syncs, 'sync')} of {count_text(len(recording.programs), 'program')}"
 
 
 def _overview(recording: Recording, compiles: list[CompileRow]) -> str:
@@ -86,13 +79,13 @@ def _overview(recording: Recording, compiles: list[CompileRow]) -> str:
         pages = [f"nothing was compiled {_so_far(recording)}"]
     else:
         total = sum(row.duration_s for row in compiles)
-        first = f"{_count(len(compiles), 'compilation')}, {_milliseconds(total)} in all, {_so_far(recording)}"
+        first = f"{count_text(len(compiles), 'compilation')}, {duration_text(total)} in all, {_so_far(recording)}"
         pages = [first, *(_compile_text(row, recording) for row in compiles[-_MOST_SHOWN:])]
         if len(compiles) > _MOST_SHOWN:
             pages.insert(1, f"the first {len(compiles) - _MOST_SHOWN:,} are left out")
     loaded = sum(row.loaded for row in recording.compiles)
     if loaded:
-        pages.append(f"{_count(loaded, 'program')} loaded from disk, compiled by earlier processes")
+        pages.append(f"{count_text(loaded, 'program')} loaded from disk, compiled by earlier processes")
     return "\n\n".join(pages)
 
 
@@ -100,7 +93,7 @@ def _title(row: CompileRow) -> str:
     where = " in another process" if row.elsewhere else ""
     again = f", number {row.number} for this site" if row.number > 1 else ""
     done = f"loaded for {row.backend}" if row.loaded else f"compiled by {row.backend}{where}"
-    return f"program {row.program}: {done} in {_milliseconds(row.duration_s)} after step {row.step}{again}"
+    return f"program {row.program}: {done} in {duration_text(row.duration_s)} after step {row.step}{again}"
 
 
 def _compile_text(row: CompileRow, recording: Recording) -> str:
@@ -131,8 +124,8 @@ def _site_line(row: ProgramRow) -> str:
 
 
 def _program_text(row: ProgramRow, recording: Recording) -> str:
-    counts = f"{_count(row.calls, 'call')}, {_count(row.inputs, 'input')}, {_count(row.outputs, 'output')}"
-    lines = [f"program {row.identity}: {counts}; {_count(row.syncs, 'sync')}, {_count(row.runs, 'run')}"]
+    counts = f"{count_text(row.calls, 'call')}, {count_text(row.inputs, 'input')}, {count_text(row.outputs, 'output')}"
+    lines = [f"program {row.identity}: {counts}; {count_text(row.syncs, 'sync')}, {count_text(row.runs, 'run')}"]
     lines.append(f"  {_state(row)}")
     if row.explanation is not None:
         lines += ["  it was new because:", *(f"  {line}" for line in _explanation_lines(row.explanation))]
@@ -154,7 +147,7 @@ def _state(row: ProgramRow) -> str:
     if row.interpreted == row.runs:
         return "it ran in the interpreter: a program is compiled when it is seen again"
     if row.compiles:
-        return f"it runs on {row.backend}, which compiled it in {_milliseconds(row.compile_s)}"
+        return f"it runs on {row.backend}, which compiled it in {duration_text(row.compile_s)}"
     if row.loads:
         return f"it runs on {row.backend}, with what an earlier process compiled"
     return f"it runs on {row.backend}, with what was compiled for another program: they differ in run-time inputs alone"

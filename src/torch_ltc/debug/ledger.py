@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from torch_ltc.debug.recording import Recording, SyncRow
+from torch_ltc.quantities import count_text, duration_text, size_text
 
 __all__ = ["ledger_text"]
 
 _HEADINGS = ("count", "steps", "waited", "bytes", "why", "line")
-_SUFFIXES = ("B", "KB", "MB", "GB", "TB")
 
 
 def ledger_text(recording: Recording) -> str:
@@ -23,22 +23,10 @@ def ledger_text(recording: Recording) -> str:
         numbers = [cell.rjust(width) for cell, width in zip(row[:4], widths)]
         lines.append("  ".join([*numbers, row[4].ljust(widths[4]), row[5]]))
     total_s = sum(row.wait_s for row in rows)
-    return "\n".join([*lines, f"{_seconds(total_s)} in {recording.steps:,} steps"])
+    return "\n".join([*lines, f"{duration_text(total_s)} in {count_text(recording.steps, 'step')}"])
 
 
 def _cells(row: SyncRow) -> tuple[str, ...]:
     why = f"sync: {row.reason}" if row.kind == "sync" else f"read: {row.reason}"
-    size = _bytes(row.size_bytes) if row.kind == "read" else "-"
-    return (f"{row.count:,}", f"{row.steps:,}", _seconds(row.wait_s), size, why, row.source.describe())
-
-
-def _seconds(duration_s: float) -> str:
-    return f"{duration_s:,.2f} s" if duration_s >= 1 else f"{duration_s * 1e3:.2f} ms"
-
-
-def _bytes(size: float) -> str:
-    for suffix in _SUFFIXES[:-1]:
-        if size < 1024:
-            return f"{size:.0f} {suffix}" if suffix == "B" else f"{size:.1f} {suffix}"
-        size /= 1024
-    return f"{size:.1f} {_SUFFIXES[-1]}"
+    size = size_text(row.size_bytes) if row.kind == "read" else "-"
+    return (f"{row.count:,}", f"{row.steps:,}", duration_text(row.wait_s), size, why, row.source.describe())

@@ -16,6 +16,7 @@ import torch
 
 from torch_ltc.errors import LtcError, PoisonedTensorError
 from torch_ltc.program.instruction import Call, Program
+from torch_ltc.quantities import size_text
 from torch_ltc.runtime.buffer import Buffer, physical_device
 from torch_ltc.source import UNKNOWN, Source
 
@@ -29,7 +30,6 @@ __all__ = [
     "largest_value",
     "memory",
     "physical_figures",
-    "size_text",
     "summary_text",
 ]
 
@@ -120,19 +120,6 @@ class MemoryCount:
 
 
 memory = MemoryCount()
-
-
-def size_text(size_bytes: int) -> str:
-    """Bytes for people: "512 B", "1.5 KiB", "37.3 GiB"."""
-    if size_bytes < 1024:
-        return f"{size_bytes} B"
-    size = float(size_bytes)
-    for unit in ("KiB", "MiB", "GiB", "TiB"):
-        size /= 1024
-        # What would be rounded to 1024 is one of the next unit.
-        if size < 1023.95 or unit == "TiB":
-            break
-    return f"{size:.1f} {unit}"
 
 
 # ---- the physical device --------------------------------------------------------------------------------------------

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from torch_ltc.debug.doctor.figures import FEWEST_STEPS, active_s, middle, percent, record_s, run_s, seconds, share
+from torch_ltc.debug.doctor.figures import FEWEST_STEPS, active_s, middle, percent, record_s, run_s, share
 from torch_ltc.debug.doctor.registry import Symptom, rule
 from torch_ltc.debug.recording import Recording
-from torch_ltc.runtime.memory import size_text
+from torch_ltc.quantities import duration_text, size_text
 
 # Runs shorter than this are dominated by imports, the first batch and compiling.
 _SHORTEST_RUN_S = 1.0
@@ -47,7 +47,7 @@ def small_uploads(recording: Recording) -> Iterator[Symptom]:
     yield Symptom(
         "many small copies to the device in each step",
         f"{middle(counts.values()):.0f} in a step in the middle of the run, {mean} each on average; "
-        f"{len(small):,} copies took {seconds(took_s)}{where}",
+        f"{len(small):,} copies took {duration_text(took_s)}{where}",
         cost_s=took_s,
         severity="warning" if share(took_s, active_s(recording)) >= _WORTH_A_WARNING else "hint",
     )
@@ -72,8 +72,8 @@ def full_queue(recording: Recording) -> Iterator[Symptom]:
     worst = max(rows, key=lambda row: row.wait_s)
     yield Symptom(
         "the program waits for room in the queue",
-        f"syncs took {seconds(waited_s)}, {percent(waited_s, whole_s)} of the run, {seconds(worst.wait_s)} of that "
-        f"here; the device ran programs for {percent(busy_s, whole_s)} of the run",
+        f"syncs took {duration_text(waited_s)}, {percent(waited_s, whole_s)} of the run, "
+        f"{duration_text(worst.wait_s)} of that here; the device ran programs for {percent(busy_s, whole_s)} of the run",
         worst.source,
     )
 
@@ -93,7 +93,7 @@ def device_bound(recording: Recording) -> Iterator[Symptom]:
     if whole_s >= _SHORTEST_RUN_S and share(busy_s, whole_s) >= _DEVICE_BUSY:
         yield Symptom(
             "the device is the limit",
-            f"programs ran for {seconds(busy_s)}, {percent(busy_s, whole_s)} of {seconds(whole_s)}",
+            f"programs ran for {duration_text(busy_s)}, {percent(busy_s, whole_s)} of {duration_text(whole_s)}",
         )
 
 
@@ -115,6 +115,6 @@ def host_bound(recording: Recording) -> Iterator[Symptom]:
     if long_enough and share(recorded_s, whole_s) >= _MOSTLY_RECORDING and idle:
         yield Symptom(
             "recording is the limit",
-            f"recording took {seconds(recorded_s)}, {percent(recorded_s, whole_s)} of the run, "
-            f"and the device ran for {seconds(busy_s)}, {percent(busy_s, whole_s)}",
+            f"recording took {duration_text(recorded_s)}, {percent(recorded_s, whole_s)} of the run, "
+            f"and the device ran for {duration_text(busy_s)}, {percent(busy_s, whole_s)}",
         )

@@ -10,13 +10,12 @@ from torch_ltc.debug.doctor.figures import (
     grouped,
     line_of,
     listed,
-    many,
-    seconds,
     setting,
     share,
 )
 from torch_ltc.debug.doctor.registry import Severity, Symptom, rule
 from torch_ltc.debug.recording import CompileRow, ProgramRow, Recording
+from torch_ltc.quantities import count_text, duration_text
 
 # One recompilation is how a changing size becomes a run-time input; from the second on something does not settle.
 _FEWEST_RECOMPILES = 2
@@ -60,9 +59,9 @@ def _severity(recording: Recording, rows: list[CompileRow]) -> Severity:
 
 def _evidence(rows: list[CompileRow]) -> str:
     differences = list(dict.fromkeys(row.explanation.difference for row in rows if row.explanation.difference))
-    took = seconds(sum(row.duration_s for row in rows))
+    took = duration_text(sum(row.duration_s for row in rows))
     what = f": {listed(differences)}" if differences else ""
-    return f"compiled again {many(len(rows), 'time')}, which took {took}{what}"
+    return f"compiled again {count_text(len(rows), 'time')}, which took {took}{what}"
 
 
 @rule(
@@ -125,11 +124,11 @@ def compilation_does_not_pay(recording: Recording) -> Iterator[Symptom]:
         after_s = (row.run_s - row.interpreted_s) / compiled
         gain_s = (before_s - after_s) * compiled
         if gain_s < row.compile_s:
-            runs = f"a run takes {seconds(after_s)} compiled and {seconds(before_s)} in the interpreter"
+            runs = f"a run takes {duration_text(after_s)} compiled and {duration_text(before_s)} in the interpreter"
             pays = _break_even(row, before_s - after_s)
             yield Symptom(
                 "compiling has not paid so far" if before_s > after_s else "the compiled program is not faster",
-                f"compiling program {row.identity} took {seconds(row.compile_s)}; {runs}; {pays}",
+                f"compiling program {row.identity} took {duration_text(row.compile_s)}; {runs}; {pays}",
                 row.site,
                 cost_s=row.compile_s - max(0.0, gain_s) if waited else 0.0,
                 severity="warning" if waited and before_s <= after_s else None,
@@ -139,7 +138,7 @@ def compilation_does_not_pay(recording: Recording) -> Iterator[Symptom]:
 def _break_even(row: ProgramRow, gain_s: float) -> str:
     compiled = row.runs - row.interpreted
     if gain_s <= 0:
-        return f"{many(compiled, 'run')} gained nothing"
+        return f"{count_text(compiled, 'run')} gained nothing"
     return f"it pays from run {int(row.compile_s / gain_s) + 1:,} on, and there were {compiled:,}"
 
 
@@ -156,8 +155,8 @@ def backend_refused(recording: Recording) -> Iterator[Symptom]:
     for rows in grouped(refused, lambda row: row.refused.partition("\n")[0]):
         yield Symptom(
             "the backend refused a program" if len(rows) == 1 else f"the backend refused {len(rows)} programs",
-            f"{many(sum(row.interpreted for row in rows), 'run')} in the interpreter, "
-            f"{seconds(sum(row.run_s for row in rows))} in all: {rows[0].refused.partition(chr(10))[0]}",
+            f"{count_text(sum(row.interpreted for row in rows), 'run')} in the interpreter, "
+            f"{duration_text(sum(row.run_s for row in rows))} in all: {rows[0].refused.partition(chr(10))[0]}",
             rows[0].first,
         )
 
@@ -187,7 +186,7 @@ def never_seen_twice(recording: Recording) -> Iterator[Symptom]:
         last = f"; the last differs from an earlier one in this: {explained[-1].difference}" if explained else ""
         yield Symptom(
             "nearly every program is new",
-            f"{len(once):,} of {many(syncs, 'sync')} at this line had a program that came once{last}",
+            f"{len(once):,} of {count_text(syncs, 'sync')} at this line had a program that came once{last}",
             explained[-1].source if explained else rows[-1].site,
             fix=explained[-1].advice if explained else "",
         )
@@ -210,6 +209,6 @@ def disk_cache_not_used(recording: Recording) -> Iterator[Symptom]:
     if setting(recording, "cache_dir") == "off" and took_s >= _WORTH_KEEPING_S:
         yield Symptom(
             "compiled programs are not kept",
-            f"{many(len(fresh), 'compilation')} took {seconds(took_s)}, and cache_dir is 'off'",
+            f"{count_text(len(fresh), 'compilation')} took {duration_text(took_s)}, and cache_dir is 'off'",
             cost_s=took_s,
         )

@@ -14,15 +14,6 @@ Item = TypeVar("Item")
 FEWEST_STEPS = 5
 
 
-def seconds(value_s: float) -> str:
-    """A duration with two or three digits that count: "1.25 s", "12.5 ms", "850 us"."""
-    if value_s >= 0.9995:
-        return f"{value_s:.2f} s"
-    if value_s >= 0.0009995:
-        return f"{value_s * 1e3:.3g} ms"
-    return f"{value_s * 1e6:.3g} us"
-
-
 def percent(part: float, whole: float) -> str:
     """`part` of `whole` as "31 %"."""
     return f"{100 * share(part, whole):.0f} %"
@@ -31,11 +22,6 @@ def percent(part: float, whole: float) -> str:
 def share(part: float, whole: float) -> float:
     """`part` of `whole`, 0 when there is no whole."""
     return part / whole if whole > 0 else 0.0
-
-
-def many(count: int, noun: str) -> str:
-    """ "1 read", "3 reads"."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def listed(parts: Sequence[str], most: int = 3) -> str:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from torch_ltc.debug.doctor.figures import many, middle
+from torch_ltc.debug.doctor.figures import middle
 from torch_ltc.debug.doctor.registry import Symptom, rule
 from torch_ltc.debug.recording import Recording
-from torch_ltc.runtime.memory import size_text
+from torch_ltc.quantities import count_text, size_text
 
 # A buffer per step over fewer steps than this may be anything.
 _FEWEST_STEPS = 10
@@ -36,7 +36,7 @@ def memory_that_grows(recording: Recording) -> Iterator[Symptom]:
         return
     for row in memory.largest:
         if row.count >= recording.steps and grown_bytes > 0 and grown_bytes >= _GROWTH_PART * row.size_bytes:
-            made = f"{many(row.count, 'buffer')} made here by {row.op or 'a copy'}"
+            made = f"{count_text(row.count, 'buffer')} made here by {row.op or 'a copy'}"
             yield Symptom(
                 "memory grows with every step",
                 f"{made} are alive after {recording.steps:,} steps, {size_text(row.size_bytes)}; all buffers together "

@@ -9,15 +9,14 @@ from torch_ltc.debug.doctor.figures import (
     active_s,
     grouped,
     listed,
-    many,
     percent,
     program_rows,
-    seconds,
     setting,
     share,
 )
 from torch_ltc.debug.doctor.registry import Symptom, rule
 from torch_ltc.debug.recording import FallbackRow, ProgramRow, Recording, SyncRow
+from torch_ltc.quantities import count_text, duration_text
 
 # Below some ten calls the fixed cost of a sync (queue, key, buffers) is as large as the calls themselves.
 _TINY_CALLS = 10
@@ -56,7 +55,9 @@ def fallback(recording: Recording) -> Iterator[Symptom]:
 
 def _fallback_evidence(recording: Recording, row: FallbackRow) -> str:
     part = percent(row.total_s, active_s(recording))
-    return f"{many(row.count, 'time')}, {seconds(row.total_s)} in all, {part} of the run, because {row.reason}"
+    return (
+        f"{count_text(row.count, 'time')}, {duration_text(row.total_s)} in all, {part} of the run, because {row.reason}"
+    )
 
 
 @rule(
@@ -80,11 +81,12 @@ def tiny_programs(recording: Recording) -> Iterator[Symptom]:
     if count < max(_FEWEST_TINY, recording.steps) or not cutting:
         return
     cutting.sort(key=lambda row: -row.count)
-    named = [f"{row.reason} at {row.source} ({many(row.count, 'time')})" for row in cutting]
+    named = [f"{row.reason} at {row.source} ({count_text(row.count, 'time')})" for row in cutting]
     calls = sum(_calls_per_program(row, known) * row.count for row in cutting) / count
     yield Symptom(
         "the run is cut into tiny programs",
-        f"{count:,} of {many(total, 'sync')} had programs of {calls:.1f} operations on average, cut by {listed(named)}",
+        f"{count:,} of {count_text(total, 'sync')} had programs of {calls:.1f} operations on average, "
+        f"cut by {listed(named)}",
         cutting[0].source,
     )
 
@@ -114,7 +116,8 @@ def cut_by_the_bound(recording: Recording) -> Iterator[Symptom]:
     bound = setting(recording, "pending_bound")
     yield Symptom(
         "programs are cut by the bound",
-        f"{many(count, 'cut')} at {bound or 'the bound of'} pending instructions, {programs:,} different programs",
+        f"{count_text(count, 'cut')} at {bound or 'the bound of'} pending instructions, "
+        f"{programs:,} different programs",
         max(rows, key=lambda row: row.count).source,
         severity="warning" if count > 1 else "hint",
     )
@@ -135,7 +138,7 @@ def failed_program(recording: Recording) -> Iterator[Symptom]:
         if row.failed:
             yield Symptom(
                 "a program failed",
-                f"program {row.identity} failed in {row.failed:,} of {many(row.runs, 'run')} on {row.backend}",
+                f"program {row.identity} failed in {row.failed:,} of {count_text(row.runs, 'run')} on {row.backend}",
                 row.site,
             )
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from torch_ltc.debug.doctor.figures import FEWEST_STEPS, active_s, many, percent, record_s, seconds, share
+from torch_ltc.debug.doctor.figures import FEWEST_STEPS, active_s, percent, record_s, share
 from torch_ltc.debug.doctor.registry import Severity, Symptom, rule
 from torch_ltc.debug.recording import Recording, SyncRow
-from torch_ltc.runtime.memory import size_text
+from torch_ltc.quantities import count_text, duration_text, size_text
 
 # A read in half of all steps is part of the step; one in every tenth is a log line.
 _MOST_STEPS = 0.5
@@ -34,14 +34,14 @@ def reads_in_the_loop(recording: Recording, fits: Callable[[SyncRow], bool]) -> 
                     if often
                     else "with hardly a step between them"
                 )
-                yield row, f"{many(row.count, 'read')} {where}; {_waiting(recording, row)}"
+                yield row, f"{count_text(row.count, 'read')} {where}; {_waiting(recording, row)}"
 
 
 def _waiting(recording: Recording, row: SyncRow) -> str:
-    part, gain = percent(row.wait_s, active_s(recording)), seconds(_gain_s(recording, row))
+    part, gain = percent(row.wait_s, active_s(recording)), duration_text(_gain_s(recording, row))
     return (
-        f"the program waited {seconds(row.wait_s)} for them, {part} of its time. At most {gain} of that can be saved, "
-        "by recording while the device works"
+        f"the program waited {duration_text(row.wait_s)} for them, {part} of its time. At most {gain} of that can be "
+        "saved, by recording while the device works"
     )
 
 

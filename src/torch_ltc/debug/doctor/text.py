@@ -5,10 +5,10 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
-from torch_ltc.debug.doctor.figures import many, seconds
 from torch_ltc.debug.doctor.registry import SEVERITIES
 from torch_ltc.debug.messages import MESSAGES
 from torch_ltc.debug.recording import Finding
+from torch_ltc.quantities import count_text, duration_text
 
 _WIDTH = 120
 _NAMES = ("where", "evidence", "costs", "fix", "more")
@@ -20,7 +20,7 @@ def findings_text(findings: Sequence[Finding]) -> str:
     if not findings:
         return "The doctor found nothing.\n"
     counts = [(severity, sum(finding.severity == severity for finding in findings)) for severity in SEVERITIES]
-    summary = ", ".join(many(count, severity) for severity, count in counts if count)
+    summary = ", ".join(count_text(count, severity) for severity, count in counts if count)
     return "\n".join([f"The doctor found {summary}.\n", *(_paragraph(finding) for finding in findings)])
 
 
@@ -29,7 +29,7 @@ def _paragraph(finding: Finding) -> str:
     parts = {
         "where": finding.source.describe() if finding.source.file else "",
         "evidence": finding.evidence,
-        "costs": f"up to {seconds(finding.cost_s)}" if finding.cost_s else "",
+        "costs": f"up to {duration_text(finding.cost_s)}" if finding.cost_s else "",
         "fix": finding.fix,
         "more": known.link if known is not None and known.code.startswith("LTC") else "",
     }

@@ -160,7 +160,7 @@ graph(%p0 : Tensor,
   %7 : (Tensor) = prim::TupleConstruct(%v1)
   return (%7)
 # part 2 of 3: a call that TorchScript lacks, run by PyTorch's own kernel
-%3: int32[3,2] view = aten::view.dtype(%1, torch.int32)  # step.py:4
+%3: int32[3,2] view = aten::view.dtype(%1, torch.int32)  # step.py:4 step
 # part 3 of 3: a function of 4 calls
 graph(%p0 : Tensor,
       %moved : Tensor[],

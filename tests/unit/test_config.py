@@ -14,13 +14,13 @@ from torch_ltc.errors import SettingError
 @pytest.fixture(autouse=True)
 def plain_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Every test starts from the defaults, and leaves the settings as they were."""
-    before = {name: getattr(settings, name) for name in settings.names()}
+    before = [(name, getattr(settings, name), settings.origin(name)) for name in settings.names()]
     for setting in SETTINGS.values():
         monkeypatch.delenv(setting.variable, raising=False)
     settings.reload_environment()
     yield
-    for name, value in before.items():
-        setattr(settings, name, value)
+    for name, value, origin in before:
+        settings._put(name, value, origin)
 
 
 def test_defaults_are_those_of_the_table() -> None:

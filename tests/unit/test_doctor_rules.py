@@ -368,7 +368,7 @@ def test_uploads_that_are_as_they_should_be(spans: tuple[Any, ...]) -> None:
 def test_syncs_that_wait_for_room() -> None:
     finding = only("LTC216", recording(syncs=(sync(wait_s=0.3), sync("explicit", 40, wait_s=0.1))))
     assert finding.evidence == (
-        "syncs took 400 ms, 40 % of the run, 300 ms of that here; the device ran programs for 50 % of the run"
+        "syncs took 400 ms, 40 % of the run, 300 ms of that here; the device ran programs for 50 % of it"
     )
     assert (finding.source, finding.severity) == (line(30), "hint")
     assert found("LTC216", recording(syncs=(sync(wait_s=0.1),))) == []

@@ -51,7 +51,7 @@ def test_the_script_in_full(tmp_path):
     total = (values.t() * 0.5).sum()
     path = dump_repro(total, tmp_path)
     text = Path(path).read_text()
-    assert "tiers='blocking', cache_dir='off'" in text
+    assert "tiers='blocking', cache_dir='off', recompiles='allow'" in text
     head, _, rest = text.partition("def made(")
     head = re.sub(r"rogram ?\d+", "rogramN", head)
     head = re.sub(r"# /\S*/(\w+\.py):\d+", r"# \1:LINE", head)

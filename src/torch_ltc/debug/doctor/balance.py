@@ -73,7 +73,7 @@ def full_queue(recording: Recording) -> Iterator[Symptom]:
     yield Symptom(
         "the program waits for room in the queue",
         f"syncs took {duration_text(waited_s)}, {percent(waited_s, whole_s)} of the run, "
-        f"{duration_text(worst.wait_s)} of that here; the device ran programs for {percent(busy_s, whole_s)} of the run",
+        f"{duration_text(worst.wait_s)} of that here; the device ran programs for {percent(busy_s, whole_s)} of it",
         worst.source,
     )
 

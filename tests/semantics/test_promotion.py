@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -367,6 +368,38 @@ def test_a_call_that_looks_at_the_memory_of_a_result_is_right_for_all_sizes(shar
     case = Case("storage", lambda n: [floats(2, n)], function)
     for value in (4, 5, 6, 7, 7, 7, 4):
         compare(case, value)
+
+
+def attention(x: Tensor, n: int) -> list[Tensor]:
+    """The gradients of a layer of attention, which views results through `_reshape_alias`."""
+    layer = nn.MultiheadAttention(8, 2, batch_first=True)
+    torch.manual_seed(3)
+    for parameter in layer.parameters():
+        nn.init.uniform_(parameter)
+    layer = layer.to(x.device)
+    value, _ = layer(x, x, x, need_weights=False)
+    value.square().sum().backward()
+    return [value.detach(), *[parameter.grad for parameter in layer.parameters() if parameter.grad is not None]]
+
+
+def test_programs_that_look_at_memory_share_kernels_that_are_called_as_recorded() -> None:
+    case = Case("attention", lambda n: [floats(2, n, 8)], attention)
+    with settings.scope(backend="torchscript"), observe() as seen:
+        for value in (4, 4, 5, 5, 6, 6, 7, 9, 9, 4, 3):
+            compare(case, value)
+    assert 0 < len(seen.compiles) <= 2, [event.reason for event in seen.compiles]
+
+
+def test_programs_that_look_at_memory_say_why_they_are_compiled_alone(symbolic: SymbolicBackend) -> None:
+    def function(x: Tensor, n: int) -> Tensor:
+        return torch.as_strided(x.t() * 2, (2, n), (1, 2)) + 1
+
+    found = reasons(Case("storage", lambda n: [floats(2, n)], function), (4, 4, 5, 5))
+    assert found[0] == ""
+    assert re.fullmatch(
+        r"sizes stay constants, because aten::as_strided at \S+ in \S+ looks at the memory of another call's result",
+        found[1],
+    )
 
 
 # ---- what is shared, and what is not --------------------------------------------------------------------------------

@@ -284,14 +284,14 @@ def _filled_call(call: Call, filled: Callable[[int], Integer]) -> Call:
     return replace(call, args=tuple(given[:split]), kwargs=dict(zip(call.kwargs, given[split:], strict=True)))
 
 
-def addresses_storage(program: Program) -> bool:
-    """True when a call looks at the memory of a value that another call made: what it finds depends on how the kernel
-    of that call lays its result out, which sizes alone need not tell."""
+def addresses_storage(program: Program) -> Call | None:
+    """A call that looks at the memory of a value that another call made, if there is one: what it finds depends on how
+    the kernel of that call lays its result out, which sizes alone need not tell."""
     outside = {instruction.number for instruction in program.inputs}
     for call in program.calls:
         if call.op._schema.name.partition("::")[2].startswith(STORAGE_CALLS) and not outside.issuperset(call.operands):
-            return True
+            return call
         for item, number in zip(call.flat_returns, call.numbers, strict=True):
             if item.kind is ReturnKind.VIEW and call.operands[item.operand] in outside:
                 outside.add(number)
-    return False
+    return None

@@ -17,7 +17,7 @@ from torch_ltc.config import settings
 from torch_ltc.errors import BackendError, CompileError
 from torch_ltc.lowering.interface import Backend, Form
 from torch_ltc.lowering.lower import Lowered, same_number
-from torch_ltc.program.instruction import Program
+from torch_ltc.program.instruction import Call, Program
 from torch_ltc.program.sizes import Sizes, Values, separate_sizes, shared_sizes
 from torch_ltc.program.skeleton import (
     Key,
@@ -115,12 +115,18 @@ class _Shelf:
 
 
 class Family:
-    """The programs of one skeleton, or with `alone` a single program."""
+    """The programs of one skeleton, or with `alone` a single program.
 
-    __slots__ = ("alone", "seen", "numbers", "varying", "shelves", "__weakref__")
+    `looks` is a call of theirs that looks at the memory of a value that another call made. Kernels lay results out as
+    their sizes tell, so that such programs share only kernels that are called as recorded, and each only once its own
+    run in the interpreter has shown that results lie as recorded.
+    """
 
-    def __init__(self, alone: bool) -> None:
+    __slots__ = ("alone", "looks", "seen", "numbers", "varying", "shelves", "__weakref__")
+
+    def __init__(self, alone: bool, looks: Call | None = None) -> None:
         self.alone = alone
+        self.looks = looks
         # Integers of programs that were seen, the latest last.
         self.seen: list[Values] = []
         # The run-time numbers of the latest run that was not served, and the slots of those that change.
@@ -196,6 +202,8 @@ class Families:
                 placement = self._place(shared, entry, numbers, backend, hot_after)
                 if placement is not None:
                     return placement
+            elif entry.family is not None:
+                entry.family.note(entry.values, numbers)
             placement = self._place(_own(entry), entry, numbers, backend, hot_after)
             assert placement is not None
             return placement
@@ -208,16 +216,23 @@ class Families:
             key, entry.values = skeleton(entry.program)
             family = self._by_skeleton.get(key)
             if family is None:
-                # Kernels lay results out as their sizes tell: a call that looks at the memory of one cannot be shared.
-                family = Family(alone=addresses_storage(entry.program))
+                family = Family(alone=False, looks=addresses_storage(entry.program))
                 self._by_skeleton[key] = family
             entry.family = family
-        return None if entry.family.alone else entry.family
+        family = entry.family
+        return None if family.alone or (family.looks is not None and backend.form is not Form.RECORDED) else family
 
     def _place(
         self, family: Family, entry: Entry, numbers: Sequence[object], backend: Backend, hot_after: int
     ) -> Placement | None:
         """The same within one family; None when the program must look after itself."""
+        if family.looks is not None:
+            copied = [call.layout.copied for call in entry.program.calls]
+            if None in copied:
+                # Where nothing is to run in the interpreter, it looks after itself.
+                return _COLD if hot_after > 1 else None
+            if any(copied):
+                return None
         family.note(entry.values, numbers)
         found = family.fitting(entry, numbers, backend)
         if found is not None:
@@ -341,10 +356,20 @@ def _request(
         # A flag that did not change yet, in a program that others share, soon will.
         varying.update(slot for slot, number in enumerate(numbers) if isinstance(number, bool))
     why = _misfit(shelf, entry, numbers)
-    static = entry.family.shelf(backend).static if family is entry.own and entry.family is not None else ""
-    if not why.text and static:
-        why = Misfit("size", static, entry.program.calls[0].source)
+    if not why.text and family is entry.own and entry.family is not None:
+        why = _why_alone(entry.family, entry, backend)
     return Request(next(_tickets), entry.program, tuple(numbers), frozenset(varying), sizes, why)
+
+
+def _why_alone(shared: Family, entry: Entry, backend: Backend) -> Misfit:
+    """Why a program is compiled by itself although there is another one of its skeleton."""
+    static, call = shared.shelf(backend).static, shared.looks
+    if static:
+        return Misfit("size", static, entry.program.calls[0].source)
+    if call is None or len(shared.seen) < 2:
+        return Misfit()
+    text = f"sizes stay constants, because {call.name} at {call.source} looks at the memory of another call's result"
+    return Misfit("size", text, call.source)
 
 
 def _sizes(family: Family, shelf: _Shelf, entry: Entry, backend: Backend) -> Sizes | None:

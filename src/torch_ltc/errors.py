@@ -262,8 +262,8 @@ class ListenerWarning(LtcWarning):
 class RecompileWarning(LtcWarning):
     """Programs of one site are compiled again and again.
 
-    When: `recompiles` is "warn", from the third compilation for one site on; the message says what changed and where,
-    under a stable id. What to do: what the message says; `torch_ltc.explain()` says more.
+    When: `recompiles` is "warn", at the third, sixth, twelfth, ... compilation for one site; the message says what
+    changed and where, under a stable id. What to do: what the message says; `torch_ltc.explain()` says more.
     """
 
 

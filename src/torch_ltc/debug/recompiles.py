@@ -28,8 +28,14 @@ def recompiled(explanation: Explanation, number: int, site: Source) -> None:
     )
     if settings.recompiles == "error":
         executor.report(RecompileError(text, hint=message.advice))
-    else:
+    elif _is_told(number):
         executor.note(text, RecompileWarning)
+
+
+def _is_told(number: int) -> bool:
+    """At the third, sixth, twelfth, ... compilation: who does not mind need not hear of each."""
+    times, rest = divmod(number, 3)
+    return rest == 0 and times & (times - 1) == 0
 
 
 def _ordinal(number: int) -> str:

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 import torch_ltc
 from tests.semantics.support import assert_like_eager, assert_same, lazy, observe
 from torch_ltc.config import settings
+from torch_ltc.errors import LtcError
 
 pytestmark = pytest.mark.usefixtures("no_fallback")
 
@@ -342,3 +343,19 @@ def test_ema_and_swa_models() -> None:
 
     with settings.scope(fallback="allow"):
         assert_like_eager(run, exact=False)
+
+
+class OnDevice(Dataset[Tensor]):
+    """Items that a worker puts on the device, which it should not."""
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.ones(2).to("ltc") * index
+
+
+def test_a_worker_that_puts_items_on_the_device_is_told_so() -> None:
+    loader = DataLoader(OnDevice(), batch_size=2, num_workers=1, timeout=60, multiprocessing_context="fork")
+    with pytest.raises(LtcError, match=r"a worker process of a DataLoader copies a tensor to ltc[\s\S]*device='cpu'"):
+        next(iter(loader))

@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 import torch
+from torch.utils.data import get_worker_info
 
 from torch_ltc import metrics
 from torch_ltc.config import settings
@@ -13,11 +14,13 @@ from torch_ltc.device.fallback import run_eagerly
 from torch_ltc.device.kernels import record
 from torch_ltc.device.registration import composite
 from torch_ltc.device.tensors import empty_tensor, wrap_physical
+from torch_ltc.errors import LtcError
 from torch_ltc.events import UploadEvent, emit
 from torch_ltc.program.operator import Operator
 from torch_ltc.program.source import current_source
 from torch_ltc.program.spec import spec_of
 from torch_ltc.runtime.buffer import buffer_of, physical_device
+from torch_ltc.runtime.executor import executor
 from torch_ltc.runtime.memory import add_upload, memory
 from torch_ltc.runtime.recorder import recorder
 from torch_ltc.runtime.sync import read
@@ -91,11 +94,23 @@ def copy_(target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False
     return target
 
 
+def _refuse_in_worker() -> None:
+    """Raise in a worker that a DataLoader forked: it could not hand the tensor to the loader, which would wait for
+    ever."""
+    if get_worker_info() is not None and executor.is_forked():
+        raise LtcError(
+            "a worker process of a DataLoader copies a tensor to ltc, and cannot hand it to the loader",
+            source=str(current_source(2)),
+            hint="make the items of the data set on the CPU (device='cpu'), and move batches in the main process",
+        )
+
+
 def _adopt_whole(target: torch.Tensor, source: torch.Tensor) -> bool:
     """Give a tensor that nobody has written to its contents; nothing is recorded. False when that is not right."""
     buffer, spec = buffer_of(target), spec_of(target)
     if buffer.number >= 0 or buffer.data is not None or buffer.spec is not spec or not spec.covers_storage():
         return False
+    _refuse_in_worker()
     began = time.perf_counter()
     try:
         data = torch.empty_strided(spec.size, spec.stride, dtype=spec.dtype, device=physical_device())
@@ -115,6 +130,7 @@ def _uploaded(
     source: torch.Tensor, dtype: torch.dtype | None = None, memory_format: torch.memory_format | None = None
 ) -> torch.Tensor:
     """A device tensor with a copy of a tensor of another device, made now."""
+    _refuse_in_worker()
     began = time.perf_counter()
     try:
         data = aten._to_copy.default(source, dtype=dtype, device=physical_device(), memory_format=memory_format)

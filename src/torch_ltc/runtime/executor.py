@@ -52,6 +52,10 @@ class Executor:
             with self._room:
                 self._room.wait_for(self.has_room)
 
+    def is_forked(self) -> bool:
+        """True in a process that was forked after the package was imported."""
+        return os.getpid() != self._process
+
     def has_room(self) -> bool:
         """True when an item may be queued without waiting."""
         return self._waiting < settings.queue_bound
@@ -63,7 +67,7 @@ class Executor:
             done: Future[Result] = Future()
             done.set_result(work())
             return done
-        if os.getpid() != self._process:
+        if self.is_forked():
             raise LtcError(
                 "the ltc device was used before this process was forked, and cannot be used in the child",
                 hint="use the 'spawn' start method, or keep ltc tensors out of DataLoader workers",

@@ -202,6 +202,9 @@ def test_a_recording_survives_json() -> None:
     assert json.loads(text)["format"] == FORMAT
     assert from_json(text) == Recording(**{name: getattr(recording, name) for name in recording.__dataclass_fields__})
     assert isinstance(from_json(text).spans[0], Span)
+    # Backward calls share forward lines, and programs share lines.
+    rows = json.loads(text)["sources"]
+    assert len({json.dumps(row, sort_keys=True) for row in rows}) == len(rows) < 20
 
 
 @pytest.mark.parametrize(

@@ -85,8 +85,11 @@ def upload(step: int, size_bytes: int = 64, duration_s: float = 0.001) -> Span:
     return Span("upload", "user", step / 10, duration_s, step, size_bytes=size_bytes)
 
 
-def held(count: int, size_bytes: int, number: int = 32, op: str = "aten::mse_loss") -> BufferRow:
-    return BufferRow(line(number), op, count, size_bytes)
+def held(
+    count: int, size_bytes: int, number: int = 32, op: str = "aten::mse_loss", runs: int | None = None
+) -> BufferRow:
+    """Live buffers of one line, from as many runs unless told."""
+    return BufferRow(line(number), op, count, size_bytes, count if runs is None else runs)
 
 
 def growing(first: int, each: int, count: int = 40) -> tuple[tuple[float, int], ...]:

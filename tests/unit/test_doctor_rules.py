@@ -331,12 +331,17 @@ def test_memory_that_grows_with_every_step() -> None:
 
 @pytest.mark.parametrize(
     ("steps", "samples", "count"),
-    [(100, growing(5000, 0), 100), (100, growing(1000, 100), 99), (9, growing(1000, 100), 100), (100, (), 100)],
+    [(100, growing(5000, 0), 100), (100, growing(1000, 100), 89), (9, growing(1000, 100), 100), (100, (), 100)],
     ids=["constant", "fewer than steps", "too few steps", "no samples"],
 )
 def test_memory_that_does_not_grow(steps: int, samples: tuple[tuple[float, int], ...], count: int) -> None:
     memory = Memory(5000, 5000, samples, (held(count, 4000),))
     assert found("LTC210", recording(steps=steps, memory=memory)) == []
+
+
+def test_many_buffers_of_one_moment_are_parameters() -> None:
+    rows = (held(500, 4000, runs=2), held(200, 4000, 33, runs=90))
+    assert only("LTC210", recording(memory=Memory(5000, 5000, growing(1000, 100), rows))).source == line(33)
 
 
 # ---- balance -------------------------------------------------------------------------------------------------------

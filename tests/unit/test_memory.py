@@ -123,10 +123,15 @@ def test_live_buffers_are_grouped_by_call_and_line_largest_first() -> None:
         Holding("", elsewhere, 1, 20),
         Holding("", UNKNOWN, 1, 4),
     ]
+    count.run += 1
+    later = full_buffer(1)
+    count.hold(later, call)
+    assert count.largest(2)[1] == Holding("aten::relu", HERE, 3, 124, runs=2)
+    del later
     del made[2]
     assert count.largest(1) == [Holding("aten::relu", HERE, 2, 120)]
     assert count.describe_largest(2) == (
-        "  live buffers hold 144 B, at most 544 B so far; the largest groups:\n"
+        "  live buffers hold 144 B, at most 548 B so far; the largest groups:\n"
         "    120 B in 2 buffers: aten::relu at /home/me/train.py:12 in main [Net.fc1]\n"
         "    20 B in 1 buffer: copied to the device or made eagerly at /home/me/train.py:20 in main [Net.fc1]"
     )

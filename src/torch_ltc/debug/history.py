@@ -458,7 +458,7 @@ class History:
             current_bytes=memory.current_bytes,
             peak_bytes=memory.peak_bytes,
             samples=tuple((at - self._began, size) for at, size in self._samples),
-            largest=tuple(BufferRow(one.source, one.op, one.count, one.size_bytes) for one in held),
+            largest=tuple(BufferRow(one.source, one.op, one.count, one.size_bytes, one.runs) for one in held),
             physical=physical_figures(),
         )
 

@@ -7,8 +7,9 @@ process that is running they also say of one that has ended. `history` makes rec
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
+from functools import cache
 from typing import Any, get_args, get_origin, get_type_hints
 
 from torch_ltc.errors import RecordingError
@@ -152,12 +153,14 @@ class CompileRow:
 
 @dataclass(frozen=True, slots=True)
 class BufferRow:
-    """Live buffers that were made at one line: for the question what holds the memory."""
+    """Live buffers that were made at one line: for the question what holds the memory. `runs` says how many different
+    runs of programs they come from."""
 
     source: Source
     op: str
     count: int
     size_bytes: int
+    runs: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,8 +223,11 @@ class Recording:
     format: int = FORMAT
 
     def to_json(self) -> str:
-        """The recording as text that `from_json` reads."""
-        return json.dumps(asdict(self), separators=(",", ":"))
+        """The recording as text that `from_json` reads. Lines of code stand in one table: programs name few of them,
+        often."""
+        sources = _Sources()
+        data = _plain(self, sources)
+        return json.dumps({**data, "sources": sources.rows}, separators=(",", ":"))
 
 
 def from_json(text: str, name: str = "the recording") -> Recording:
@@ -235,8 +241,11 @@ def from_json(text: str, name: str = "the recording") -> Recording:
     if data["format"] != FORMAT:
         raise RecordingError(f"{name} has format {data['format']}, this version reads {FORMAT}", hint=_HINT)
     try:
-        made: Recording = _read(Recording, data)
-    except (TypeError, KeyError, ValueError) as error:
+        sources: list[Source] = []
+        for row in data["sources"]:
+            sources.append(_read(Source, row, sources))
+        made: Recording = _read(Recording, data, sources)
+    except (TypeError, KeyError, IndexError, ValueError) as error:
         raise RecordingError(f"{name} is damaged: {error}", hint=_HINT) from error
     return made
 
@@ -244,19 +253,54 @@ def from_json(text: str, name: str = "the recording") -> Recording:
 _HINT = "write it again, with `python -m torch_ltc run SCRIPT` or LTC_REPORT=FILE.json"
 
 
-def _read(kind: Any, value: Any) -> Any:
+class _Sources:
+    """The table of lines, each once."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+        self._places: dict[Source, int] = {}
+
+    def place(self, source: Source) -> int:
+        """The place of a line in the table; what it refers to stands before it."""
+        known = self._places.get(source)
+        if known is None:
+            row = {item.name: _plain(getattr(source, item.name), self) for item in fields(source)}
+            known = self._places[source] = len(self.rows)
+            self.rows.append(row)
+        return known
+
+
+def _plain(value: Any, sources: _Sources) -> Any:
+    """`value` as JSON takes it, lines as their places in the table."""
+    if isinstance(value, Source):
+        return sources.place(value)
+    if is_dataclass(value):
+        return {item.name: _plain(getattr(value, item.name), sources) for item in fields(value)}
+    if isinstance(value, (tuple, list)):
+        return [_plain(item, sources) for item in value]
+    return dict(value) if isinstance(value, Mapping) else value
+
+
+def _read(kind: Any, value: Any, sources: Sequence[Source]) -> Any:
     """`value`, as JSON gives it, as an object of type `kind`."""
-    if is_dataclass(kind):
-        hints = get_type_hints(kind)
-        known = {item.name for item in fields(kind)}
+    if kind is Source and isinstance(value, int):
+        return sources[value]
+    if isinstance(kind, type) and is_dataclass(kind):
+        hints = _hints(kind)
         if not isinstance(value, dict):
             raise TypeError(f"expected {kind}, got {value!r:.60}")
-        return kind(**{name: _read(hints[name], part) for name, part in value.items() if name in known})  # type: ignore[operator]
+        return kind(**{name: _read(hints[name], part, sources) for name, part in value.items() if name in hints})
     parts = get_args(kind)
     if get_origin(kind) is tuple:
         if len(parts) == 2 and parts[1] is Ellipsis:
-            return tuple(_read(parts[0], item) for item in value)
-        return tuple(_read(part, item) for part, item in zip(parts, value, strict=True))
+            return tuple([_read(parts[0], item, sources) for item in value])
+        return tuple([_read(part, item, sources) for part, item in zip(parts, value, strict=True)])
     if type(None) in parts:
-        return None if value is None else _read(parts[0], value)
+        return None if value is None else _read(parts[0], value, sources)
     return value
+
+
+@cache
+def _hints(kind: Any) -> dict[str, Any]:
+    """The fields of a class and their types; asking takes long, and there are thousands of rows."""
+    return get_type_hints(kind)

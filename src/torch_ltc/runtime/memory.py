@@ -41,12 +41,15 @@ _PROCESS_PAGES = "/proc/self/statm"
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """Live buffers that one call made at one line. `op` is empty for what was copied to the device or made eagerly."""
+    """Live buffers that one call made at one line. `op` is empty for what was copied to the device or made eagerly.
+    `runs` says how many different runs of programs they come from: one for parameters, one per step for what piles
+    up."""
 
     op: str
     source: Source
     count: int
     size_bytes: int
+    runs: int = 1
 
     def __str__(self) -> str:
         buffers = "1 buffer" if self.count == 1 else f"{self.count} buffers"
@@ -63,7 +66,9 @@ class MemoryCount:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._held: dict[weakref.ref[Buffer], tuple[int, Maker]] = {}
+        self._held: dict[weakref.ref[Buffer], tuple[int, Maker, int]] = {}
+        # The number of the program that ran last.
+        self.run = 0
         self.current_bytes = 0
         self.peak_bytes = 0
 
@@ -77,7 +82,7 @@ class MemoryCount:
             size_bytes = buffer.size_bytes
         reference = weakref.ref(buffer, self._release)
         with self._lock:
-            self._held[reference] = (size_bytes, maker)
+            self._held[reference] = (size_bytes, maker, self.run)
             self.current_bytes += size_bytes
             self.peak_bytes = max(self.peak_bytes, self.current_bytes)
 
@@ -103,13 +108,16 @@ class MemoryCount:
 
     def largest(self, count: int) -> list[Holding]:
         """What holds most, largest first: live buffers by the line and the call that made them."""
-        groups: dict[tuple[str, Source], list[int]] = {}
+        groups: dict[tuple[str, Source], list[tuple[int, int]]] = {}
         # A copy, which is made in one go: buffers may die meanwhile.
-        for size_bytes, maker in self._held.copy().values():
+        for size_bytes, maker, run in self._held.copy().values():
             call = maker.name if isinstance(maker, Call) else ""
             source = maker.source if isinstance(maker, Call) else maker or UNKNOWN
-            groups.setdefault((call, source), []).append(size_bytes)
-        found = [Holding(op, source, len(sizes), sum(sizes)) for (op, source), sizes in groups.items()]
+            groups.setdefault((call, source), []).append((size_bytes, run))
+        found = [
+            Holding(op, source, len(rows), sum(size for size, _ in rows), len({run for _, run in rows}))
+            for (op, source), rows in groups.items()
+        ]
         return sorted(found, key=lambda item: (-item.size_bytes, item.op, str(item.source)))[:count]
 
     def describe_largest(self, count: int = _SHOWN) -> str:

@@ -194,6 +194,7 @@ def _run(
         inputs[entry.program.inputs[position].buffer].data = data
     for failure in outcome.failures:
         executor.report(add_holdings(failure))
+    memory.run += 1
     for buffer, result, maker in zip(outputs, outcome.results, entry.makers, strict=True):
         if isinstance(result, LtcError):
             buffer.error = remembered(result)

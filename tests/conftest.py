@@ -27,6 +27,9 @@ WHEN_DUE = (
     # The memory that compiling takes for a while is not to fall between two measurements.
     "semantics/test_long_programs.py::test_a_million_chained_operations",
     "models/test_steady_state.py",
+    "debug/test_explain.py",
+    "debug/test_history.py",
+    "unit/test_memory.py::test_a_compiled_program_without_memory",
     "unit/test_nan.py::test_compiled_programs_are_searched_too",
     "unit/test_repro.py",
     "unit/test_validate.py",

@@ -44,7 +44,12 @@ def _found(module: torch.nn.Module, root: torch.nn.Module) -> str:
     if len(_paths) >= _MOST_MODULES:
         _paths.clear()
     name = type(root).__name__
-    for path, each in root.named_modules():
+    try:
+        named = list(root.named_modules())
+    except Exception:
+        # The user may have written it, or have modules that are not whole yet; a call must be recorded all the same.
+        named = []
+    for path, each in named:
         known = _paths.get(id(each))
         if known is None or known[0]() is not each:
             _paths[id(each)] = (weakref.ref(each), f"{name}.{path}" if path else name)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import torch_ltc
+from torch_ltc.program import source
 from torch_ltc.program.instruction import Call
 from torch_ltc.program.render import program_lines
 from torch_ltc.runtime.pending import pending_program
@@ -78,9 +79,9 @@ def test_calls_know_line_function_and_module() -> None:
 def test_inputs_know_the_line_that_uses_them_first() -> None:
     net = Net().to("ltc")
     lines = program_lines(pending_program([net(torch.ones(2, 4).to("ltc"))]))
-    inputs = [source for text, source in lines if "= input(" in text]
+    inputs = [line for text, line in lines if "= input(" in text]
     assert len(inputs) == 5
-    assert {source.line for source in inputs} == {marked("fc")}
+    assert {line.line for line in inputs} == {marked("fc")}
     assert inputs[0].module == "Net.blocks.0.fc"
 
 
@@ -93,11 +94,11 @@ def test_backward_calls_know_the_forward_line_and_module() -> None:
     net = Net().to("ltc")
     net(torch.ones(2, 4).to("ltc")).sum().backward()  # backward
     for place, path in ((0, "Net.blocks.1"), (1, "Net.blocks.0")):
-        source = source_of("aten::tanh_backward", place)
-        assert (source.line, source.backward) == (marked("backward"), True)
-        assert source.forward is not None
-        assert (source.forward.line, source.forward.module) == (marked("tanh"), path)
-        assert source.module == path
+        found = source_of("aten::tanh_backward", place)
+        assert (found.line, found.backward) == (marked("backward"), True)
+        assert found.forward is not None
+        assert (found.forward.line, found.forward.module) == (marked("tanh"), path)
+        assert found.module == path
     linear = source_of("aten::linear_backward")
     assert linear.forward is not None
     assert (linear.forward.line, linear.forward.module) == (marked("fc"), "Net.blocks.1.fc")
@@ -137,6 +138,30 @@ def test_a_call_that_needs_no_gradient_is_not_taken_for_the_forward_call() -> No
     found = [call.source.forward for call in pending() if call.source.forward is not None]
     assert marked("with gradient") in {one.line for one in found}
     assert all(one.line != marked("with gradient") + 1 for one in found)
+
+
+@pytest.mark.filterwarnings("ignore::torch_ltc.errors.FallbackWarning")
+def test_what_ran_eagerly_does_not_lend_its_gradient_to_the_next_call() -> None:
+    x = torch.ones(3, device="ltc", requires_grad=True)
+    chosen = x[x > 0]
+    torch.ones(3).to("ltc").sin()  # stranger
+    chosen.sum().backward()
+    found = [call.source.forward for call in pending() if call.source.forward is not None]
+    assert found
+    assert all(one.line != marked("stranger") for one in found)
+
+
+def test_only_so_many_nodes_of_a_pass_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source, "_MOST_NODES", 5)
+    y = x = torch.ones(2, device="ltc", requires_grad=True)
+    for _ in range(10):
+        y = y.sin()
+    y.sum().backward()
+    found = [call.source.forward is not None for call in pending() if call.source.backward]
+    assert sum(found) == 5
+    assert found[0]
+    assert not found[-1]
+    del x
 
 
 def test_a_backward_of_the_users_own_has_the_users_line() -> None:

@@ -73,6 +73,17 @@ def test_each_line_is_counted_with_its_reason() -> None:
     assert found["sync", "explicit", marked("explicit")].count == 1
 
 
+def test_reads_of_one_step_count_as_one_step() -> None:
+    x = torch.ones(3).to("ltc")
+    for _ in range(4):
+        y = x + 1
+        torch_ltc.sync()
+        for _ in range(3):
+            y.sum().item()  # thrice
+    row = rows()["read", "item", marked("thrice")]
+    assert (row.count, row.steps) == (12, 4)
+
+
 def test_programs_of_a_line_are_listed() -> None:
     train(3)
     row = rows()["sync", "optimizer", marked("step")]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -156,3 +158,41 @@ def test_inputs_written_before_a_call_that_may_fail_are_put_back() -> None:
 def test_operations_of_a_program_are_counted() -> None:
     entry = Entry(record(lambda x, y: (x + y + y).t() @ y))
     assert entry.op_counts == {"aten::add.Tensor": 2, "aten::t": 1, "aten::mm": 1}
+
+
+@pytest.fixture
+def quick_switches() -> Iterator[None]:
+    """Threads take turns a thousand times as often."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(before / 1000)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("quick_switches")
+def test_programs_are_used_and_dropped_by_several_threads() -> None:
+    executables, raised = ExecutableCache(), []
+    entries = [compiled_entry() for _ in range(300)]
+
+    def use() -> None:
+        try:
+            for _ in range(20):
+                for entry in entries:
+                    executables.used(entry)
+        except RuntimeError as error:
+            raised.append(error)
+
+    def drop() -> None:
+        try:
+            for _ in range(20):
+                for entry in entries[::10]:
+                    executables.dropped(entry)
+        except RuntimeError as error:
+            raised.append(error)
+
+    threads = [threading.Thread(target=work) for work in (use, drop, use, drop)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert raised == []

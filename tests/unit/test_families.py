@@ -12,6 +12,7 @@ from torch import Tensor
 
 import torch_ltc
 from tests.support.backends import FunctionalBackend, SymbolicBackend, record
+from torch_ltc.backends.torchscript import TorchScriptBackend
 from torch_ltc.config import settings
 from torch_ltc.errors import CompileError
 from torch_ltc.lowering.interface import Backend
@@ -215,3 +216,38 @@ def test_sizes_of_one_are_left_to_programs_that_are_hot_by_themselves() -> None:
     assert runs.place(one) == Placement()
     assert runs.request(one).sizes is None
     assert runs.place(entry(6, 3)).lowered is not None
+
+
+# ---- calls that look at memory --------------------------------------------------------------------------------------
+
+
+def looking(x: Tensor) -> Tensor:
+    return torch.as_strided(x.t() * 2, (2, x.size(1)), (1, 2)) + 1
+
+
+def looking_entry(size: int, copied: tuple[int, ...] | None) -> Entry:
+    """A program that looks at memory, as its first run leaves it, or with None before that."""
+    made = entry(2, size, function=looking)
+    for call in made.program.calls:
+        call.layout.copied = copied
+    return made
+
+
+def test_programs_that_look_at_memory_wait_for_their_run_in_the_interpreter() -> None:
+    runs = Runs(TorchScriptBackend())
+    for size in (4, 5, 6):
+        assert runs.place(looking_entry(size, None)) == Placement()
+    # Counted once it has run.
+    assert not runs.place(looking_entry(4, ())).hot
+    runs.make(runs.request(looking_entry(5, ())))
+    assert runs.place(looking_entry(6, None)) == Placement()
+    assert runs.place(looking_entry(6, ())).lowered is not None
+
+
+def test_a_program_whose_results_lie_otherwise_looks_after_itself() -> None:
+    runs = Runs(TorchScriptBackend())
+    runs.place(looking_entry(4, ()))
+    runs.make(runs.request(looking_entry(5, ())))
+    other = looking_entry(6, (0,))
+    assert runs.place(other).lowered is None
+    assert runs.request(other).sizes is None

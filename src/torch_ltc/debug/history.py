@@ -168,6 +168,7 @@ class History:
             self._every = 1
             self._skipped = 0
             self._optimizer_steps = self._explicit_steps = 0
+            self._first_run = memory.run
 
     def listen(self) -> None:
         """Begin to listen. A second call does nothing."""
@@ -453,7 +454,7 @@ class History:
         )
 
     def _memory(self) -> Memory:
-        held = memory.largest(_MOST_HOLDINGS)
+        held = memory.largest(_MOST_HOLDINGS, self._first_run)
         return Memory(
             current_bytes=memory.current_bytes,
             peak_bytes=memory.peak_bytes,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import threading
 from collections import OrderedDict
 from typing import Any
 from weakref import WeakSet
@@ -161,9 +162,13 @@ def fingerprint(program: Program) -> bytes:
 
 
 class ExecutableCache:
-    """Least recently used bound on compiled programs, and the fingerprint table for callers that keep only bytes."""
+    """Least recently used bound on compiled programs, and the fingerprint table for callers that keep only bytes.
+
+    The worker uses programs while the user's threads drop them: a lock keeps them apart.
+    """
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         # What was compiled, by identity, with the entries that use it: several programs may share it.
         self._compiled: OrderedDict[int, tuple[Lowered, WeakSet[Entry]]] = OrderedDict()
         self._by_fingerprint: dict[bytes, Entry] = {}
@@ -172,15 +177,16 @@ class ExecutableCache:
         """A compiled entry was made or used: keep it, and drop the oldest past the bound."""
         assert entry.compiled is not None
         origin = entry.compiled.origin
-        kept = self._compiled.get(id(origin))
-        if kept is None:
-            kept = self._compiled[id(origin)] = (origin, WeakSet())
-        self._compiled.move_to_end(id(origin))
-        if entry.kept is not origin:
-            entry.kept = origin
-            kept[1].add(entry)
-        while len(self._compiled) > settings.executables_bound:
-            self._drop(next(iter(self._compiled)))
+        with self._lock:
+            kept = self._compiled.get(id(origin))
+            if kept is None:
+                kept = self._compiled[id(origin)] = (origin, WeakSet())
+            self._compiled.move_to_end(id(origin))
+            if entry.kept is not origin:
+                entry.kept = origin
+                kept[1].add(entry)
+            while len(self._compiled) > settings.executables_bound:
+                self._drop(next(iter(self._compiled)))
 
     def _drop(self, identity: int) -> None:
         origin, users = self._compiled.pop(identity)
@@ -191,11 +197,14 @@ class ExecutableCache:
     def dropped(self, entry: Entry) -> None:
         """The entry left the tree."""
         self._by_fingerprint.pop(entry.fingerprint, None)
-        for identity, (_, users) in list(self._compiled.items()) if entry.kept is not None else ():
-            users.discard(entry)
-            if not users:
-                # Its family keeps it as long as there is one.
-                del self._compiled[identity]
+        if entry.kept is None:
+            return
+        with self._lock:
+            for identity, (_, users) in list(self._compiled.items()):
+                users.discard(entry)
+                if not users:
+                    # Its family keeps it as long as there is one.
+                    del self._compiled[identity]
 
     def __len__(self) -> int:
         return len(self._compiled)
@@ -218,8 +227,9 @@ class ExecutableCache:
 
     def clear(self) -> None:
         """Forget compiled programs and fingerprints."""
-        for identity in list(self._compiled):
-            self._drop(identity)
+        with self._lock:
+            for identity in list(self._compiled):
+                self._drop(identity)
         self._by_fingerprint.clear()
 
 

@@ -106,8 +106,9 @@ class MemoryCount:
         """Begin a new peak."""
         self.peak_bytes = self.current_bytes
 
-    def largest(self, count: int) -> list[Holding]:
-        """What holds most, largest first: live buffers by the line and the call that made them."""
+    def largest(self, count: int, since: int = 0) -> list[Holding]:
+        """What holds most, largest first: live buffers by the line and the call that made them. Runs are counted from
+        that of number `since` on."""
         groups: dict[tuple[str, Source], list[tuple[int, int]]] = {}
         # A copy, which is made in one go: buffers may die meanwhile.
         for size_bytes, maker, run in self._held.copy().values():
@@ -115,7 +116,7 @@ class MemoryCount:
             source = maker.source if isinstance(maker, Call) else maker or UNKNOWN
             groups.setdefault((call, source), []).append((size_bytes, run))
         found = [
-            Holding(op, source, len(rows), sum(size for size, _ in rows), len({run for _, run in rows}))
+            Holding(op, source, len(rows), sum(size for size, _ in rows), len({run for _, run in rows if run >= since}))
             for (op, source), rows in groups.items()
         ]
         return sorted(found, key=lambda item: (-item.size_bytes, item.op, str(item.source)))[:count]

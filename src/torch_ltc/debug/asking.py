@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import warnings
 
@@ -37,10 +38,20 @@ def sync_ledger() -> Text:
 
 
 def write_at_exit() -> None:
-    """Write what the setting `report` asks for. A failure is a warning: the process is ending."""
-    if not settings.report:
+    """Write what the setting `report` asks for. A failure is a warning: the process is ending.
+
+    A process that `multiprocessing` started writes beside its parent's file, under its own number, and only if it has
+    used the device.
+    """
+    path = settings.report
+    if not path:
         return
+    if multiprocessing.parent_process() is not None:
+        if not history.recording(texts=False).programs:
+            return
+        name, suffix = os.path.splitext(path)
+        path = f"{name}.{os.getpid()}{suffix}"
     try:
-        report(settings.report)
+        report(path)
     except Exception as error:
         warnings.warn(f"at exit: no report was written: {error}", LtcWarning, stacklevel=1)

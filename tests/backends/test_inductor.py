@@ -8,6 +8,7 @@ import sys
 import textwrap
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from torch.nn import functional as F
 import torch_ltc
 from tests.support.backends import record
 from torch_ltc import events
-from torch_ltc.backends.inductor import InductorBackend
+from torch_ltc.backends.inductor import InductorBackend, backend
 from torch_ltc.backends.inductor.backend import InductorFunction
 from torch_ltc.config import settings
 from torch_ltc.errors import BackendWarning, CompileError, ExecutionError
@@ -444,3 +445,22 @@ def test_wrong_data_names_the_line_that_used_it(inductor: None) -> None:
     torch.testing.assert_close(made.cpu(), table.cpu()[[8, 1]].cos())
     with pytest.raises(ExecutionError, match=r"aten::index.Tensor(.|\n)*test_inductor\.py"):
         table[torch.tensor([9, 1]).to("ltc")].cos().cpu()
+
+
+def test_what_is_drawn_while_a_program_is_compiled_stays_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The user's thread goes on while the worker's compiles, and all threads share the generator of the CPU.
+    drawn: list[Tensor] = []
+    original = backend.compile_fx_inner
+
+    def inner(*args: Any, **kwargs: Any) -> Any:
+        with ThreadPoolExecutor(1) as other:
+            drawn.append(other.submit(torch.rand, 3).result())
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(backend, "compile_fx_inner", inner)
+    torch.manual_seed(0)
+    compiled(lambda x: (x * 2).exp(), torch.ones(5))
+    drawn.append(torch.rand(3))
+    torch.manual_seed(0)
+    assert torch.equal(torch.cat(drawn), torch.cat([torch.rand(3) for _ in drawn]))
+    assert len(drawn) >= 2

@@ -113,9 +113,16 @@ def test_expressions_stand_in_the_slots() -> None:
 
 def test_calls_on_the_memory_of_results_are_found() -> None:
     x = torch.ones(4, 4)
-    assert addresses_storage(recorded(lambda x: (x * 2).as_strided((2,), (1,)), x))
-    assert not addresses_storage(recorded(lambda x: x.as_strided((2,), (1,)) * 2, x))
-    assert not addresses_storage(recorded(lambda x: x.t().as_strided((2,), (1,)) * 2, x))
+    strided = recorded(lambda x: (x * 2).as_strided((2,), (1,)), x)
+    reshaped = recorded(lambda x: torch.ops.aten._reshape_alias(x * 2, (x.numel(),), (1,)), x)
+    for as_recorded in (True, False):
+        found = addresses_storage(strided, as_recorded)
+        assert found is not None
+        assert found.name == "aten::as_strided"
+        assert addresses_storage(recorded(lambda x: x.as_strided((2,), (1,)) * 2, x), as_recorded) is None
+        assert addresses_storage(recorded(lambda x: x.t().as_strided((2,), (1,)) * 2, x), as_recorded) is None
+    assert addresses_storage(reshaped, recorded=True) is not None
+    assert addresses_storage(reshaped, recorded=False) is None
 
 
 # ---- which integers become symbols ----------------------------------------------------------------------------------

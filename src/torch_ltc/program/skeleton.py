@@ -34,7 +34,10 @@ from torch_ltc.source import UNKNOWN, Source
 
 Key = tuple[Any, ...]
 # Calls that address the storage behind a tensor, not the tensor.
-STORAGE_CALLS = ("as_strided", "_reshape_alias", "set_", "resize_")
+STORAGE_CALLS = ("as_strided", "set_", "resize_")
+# Such a call too where kernels are called as recorded. In the functional form it is a reshape: the strides that it is
+# given, which are those that a view would have, are not looked at.
+_STRIDED_VIEW = "_reshape_alias"
 _INPUT = "input"
 _NUMBERS = (int, float, bool, complex)
 
@@ -284,12 +287,14 @@ def _filled_call(call: Call, filled: Callable[[int], Integer]) -> Call:
     return replace(call, args=tuple(given[:split]), kwargs=dict(zip(call.kwargs, given[split:], strict=True)))
 
 
-def addresses_storage(program: Program) -> Call | None:
+def addresses_storage(program: Program, recorded: bool) -> Call | None:
     """A call that looks at the memory of a value that another call made, if there is one: what it finds depends on how
-    the kernel of that call lays its result out, which sizes alone need not tell."""
+    the kernel of that call lays its result out, which sizes alone need not tell. `recorded` says that kernels are
+    called as recorded, not in the functional form."""
+    names = (*STORAGE_CALLS, _STRIDED_VIEW) if recorded else STORAGE_CALLS
     outside = {instruction.number for instruction in program.inputs}
     for call in program.calls:
-        if call.op._schema.name.partition("::")[2].startswith(STORAGE_CALLS) and not outside.issuperset(call.operands):
+        if call.op._schema.name.partition("::")[2].startswith(names) and not outside.issuperset(call.operands):
             return call
         for item, number in zip(call.flat_returns, call.numbers, strict=True):
             if item.kind is ReturnKind.VIEW and call.operands[item.operand] in outside:

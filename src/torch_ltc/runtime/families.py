@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
 
@@ -117,16 +117,17 @@ class _Shelf:
 class Family:
     """The programs of one skeleton, or with `alone` a single program.
 
-    `looks` is a call of theirs that looks at the memory of a value that another call made. Kernels lay results out as
-    their sizes tell, so that such programs share only kernels that are called as recorded, and each only once its own
-    run in the interpreter has shown that results lie as recorded.
+    `looks` has, for kernels that are called as recorded (True) and for the functional form (False), a call of theirs
+    that looks at the memory of a value that another call made. Kernels lay results out as their sizes tell, so that
+    such programs share only kernels that are called as recorded, and each only once its own run in the interpreter has
+    shown that results lie as recorded.
     """
 
     __slots__ = ("alone", "looks", "seen", "numbers", "varying", "shelves", "__weakref__")
 
-    def __init__(self, alone: bool, looks: Call | None = None) -> None:
+    def __init__(self, alone: bool, looks: Mapping[bool, Call | None] | None = None) -> None:
         self.alone = alone
-        self.looks = looks
+        self.looks: Mapping[bool, Call | None] = looks or {True: None, False: None}
         # Integers of programs that were seen, the latest last.
         self.seen: list[Values] = []
         # The run-time numbers of the latest run that was not served, and the slots of those that change.
@@ -216,17 +217,18 @@ class Families:
             key, entry.values = skeleton(entry.program)
             family = self._by_skeleton.get(key)
             if family is None:
-                family = Family(alone=False, looks=addresses_storage(entry.program))
+                looks = {recorded: addresses_storage(entry.program, recorded) for recorded in (True, False)}
+                family = Family(alone=False, looks=looks)
                 self._by_skeleton[key] = family
             entry.family = family
         family = entry.family
-        return None if family.alone or (family.looks is not None and backend.form is not Form.RECORDED) else family
+        return None if family.alone or (family.looks[False] and backend.form is not Form.RECORDED) else family
 
     def _place(
         self, family: Family, entry: Entry, numbers: Sequence[object], backend: Backend, hot_after: int
     ) -> Placement | None:
         """The same within one family; None when the program must look after itself."""
-        if family.looks is not None:
+        if backend.form is Form.RECORDED and family.looks[True] is not None:
             copied = [call.layout.copied for call in entry.program.calls]
             if None in copied:
                 # Where nothing is to run in the interpreter, it looks after itself.
@@ -363,7 +365,7 @@ def _request(
 
 def _why_alone(shared: Family, entry: Entry, backend: Backend) -> Misfit:
     """Why a program is compiled by itself although there is another one of its skeleton."""
-    static, call = shared.shelf(backend).static, shared.looks
+    static, call = shared.shelf(backend).static, shared.looks[backend.form is Form.RECORDED]
     if static:
         return Misfit("size", static, entry.program.calls[0].source)
     if call is None or len(shared.seen) < 2:

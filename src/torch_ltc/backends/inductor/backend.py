@@ -22,6 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch_ltc.backends.inductor.artefact import direct_call, dump, load
 from torch_ltc.backends.inductor.demands import divides_by_zero, indexes_unknown
 from torch_ltc.backends.inductor.graph import Built, build, example_inputs
+from torch_ltc.backends.inductor.random_state import random_state_left_alone
 from torch_ltc.errors import CompileError
 from torch_ltc.lowering.calls import laid_out
 from torch_ltc.lowering.data import BackendData
@@ -131,6 +132,7 @@ def _compiled(program: Program, options: Mapping[str, Any]) -> InductorFunction:
     with (
         _compiler_lock(),
         _quiet(),
+        random_state_left_alone(),
         torch.no_grad(),
         inductor_config.patch(dict(options)),
         functorch_config.patch(_OURS),

@@ -61,7 +61,7 @@ def test_a_profiler_of_all_threads_shows_records_compiles_runs_and_waits(tmp_pat
 def test_a_plain_profiler_shows_the_users_thread() -> None:
     x = torch.ones(17, 3).to("ltc")
     torch_ltc.sync(wait=True)
-    with torch.profiler.profile(activities=CPU) as profiled:
+    with torch.profiler.profile(activities=CPU, acc_events=True) as profiled:
         x.exp().log().cpu()
         torch_ltc.sync(wait=True)
     assert names(profiled) == ["ltc read (copy)", "ltc sync (explicit)", "ltc sync (read)", "ltc wait"]

@@ -6,25 +6,14 @@ import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 import torch
 
 import torch_ltc
-from torch_ltc.debug.history import history
 from torch_ltc.debug.recording import from_json
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    torch_ltc.sync(wait=True)
-    history.clear()
-    yield
-    history.clear()
 
 
 def run(script: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:

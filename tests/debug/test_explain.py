@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+import textwrap
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 import torch_ltc
 from tests.support.backends import FunctionalBackend, SymbolicBackend, record, registered
+from tests.support.lines import marked
 from torch_ltc.config import settings
 from torch_ltc.debug.explain import explain_recording
 from torch_ltc.debug.first_difference import first_difference
@@ -23,25 +25,6 @@ from torch_ltc.errors import LtcError, RecompileError, RecompileWarning
 from torch_ltc.source import UNKNOWN, Source
 
 HERE = Path(__file__).name
-TEXT = Path(__file__).read_text().splitlines()
-
-
-def marked(mark: str) -> int:
-    """The number of the line of this file that ends in this mark."""
-    found = [number for number, line in enumerate(TEXT, start=1) if line.endswith(f"# {mark}")]
-    assert len(found) == 1, mark
-    return found[0]
-
-
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    torch_ltc.sync(wait=True)
-    torch_ltc.ir_cache.reset()
-    history.clear()
-    with settings.scope(recompiles="allow"):
-        yield
-        torch_ltc.sync(wait=True)
-    history.clear()
 
 
 def newest() -> Explanation:
@@ -219,7 +202,7 @@ def test_a_new_program_is_explained_by_its_cause_and_line(case: Case) -> None:
     assert case.cause in [one.cause for one in found]
     explanation = next(one for one in found if one.cause == case.cause)
     assert re.search(case.difference, explanation.difference)
-    assert (Path(explanation.source.file).name, explanation.source.line) == (HERE, marked(case.mark))
+    assert (Path(explanation.source.file).name, explanation.source.line) == (HERE, marked(__file__, case.mark))
     assert explanation.nearest
     assert MESSAGES[explanation.code].name == case.cause
 
@@ -233,7 +216,7 @@ def test_making_the_parameters_is_not_taken_for_training() -> None:
     assert explanation.cause == "operation"
     assert (explanation.difference, explanation.source.line) == (
         "aten::empty_strided is no longer there",
-        marked("parameters made"),
+        marked(__file__, "parameters made"),
     )
 
 
@@ -245,7 +228,7 @@ def test_the_same_operation_of_another_line_is_another_operation() -> None:
         (maker() * 3).exp().sum().item()
     explanation = newest()
     assert explanation.cause == "operation"
-    assert explanation.source.line == marked("elsewhere")
+    assert explanation.source.line == marked(__file__, "elsewhere")
 
 
 def test_a_program_that_reaches_the_bound_says_so() -> None:
@@ -253,14 +236,14 @@ def test_a_program_that_reaches_the_bound_says_so() -> None:
     first = history.recording(texts=False).programs[0]
     assert first.explanation is not None
     assert (first.explanation.code, first.explanation.cause) == ("LTC112", "bound")
-    assert first.explanation.source.line == marked("bound")
+    assert first.explanation.source.line == marked(__file__, "bound")
 
 
 def test_a_program_that_is_cut_by_a_read_now_and_then_names_the_read() -> None:
     earlier_read()
     explanations = [row.explanation for row in history.recording(texts=False).programs]
     ended = [one for one in explanations if one is not None and one.cause == "ending"]
-    assert [one.source.line for one in ended] == [marked("read")]
+    assert [one.source.line for one in ended] == [marked(__file__, "read")]
     assert re.fullmatch(r"it ends after 2 calls, the other after 3: a value was read", ended[0].difference)
 
 
@@ -287,7 +270,7 @@ def test_a_learning_rate_is_a_constant_once_where_the_backend_makes_one_of_it() 
         learning_rate()
         first, second = compile_reasons()
     assert first.cause == "first"
-    assert (second.cause, second.source.line) == ("number", marked("lr"))
+    assert (second.cause, second.source.line) == ("number", marked(__file__, "lr"))
     assert re.search(r"the number '\w+' of aten::\S+ at .* was -?0\.1 and is now -?0\.5", second.difference)
     assert "the number" in second.promoted
 
@@ -298,7 +281,7 @@ def test_a_size_that_changes_is_promoted() -> None:
         first, second = compile_reasons()
     assert first.cause == "first"
     assert second.cause == "size"
-    assert second.source.line == marked("sized")
+    assert second.source.line == marked(__file__, "sized")
     assert re.search(r"size 0 of input 0 .* was 3 and is now 5", second.difference)
     assert second.promoted.startswith("size 0 of input 0")
 
@@ -344,7 +327,7 @@ def test_the_third_compilation_for_a_site_warns_with_reason_and_id() -> None:
         torch_ltc.sync(wait=True)
     texts = [str(one.message) for one in caught]
     assert [re.search(r"the (\w+) time", text)[1] for text in texts] == ["3rd", "6th"]
-    line = f"{__file__}:{marked('many')} in many_sizes"
+    line = f"{__file__}:{marked(__file__, 'many')} in many_sizes"
     assert texts[0] == (
         f"LTC102 size: compiled for the 3rd time for the sync at {line}, because size 0 of input 0 (float32[4], "
         f"used by aten::mul.Tensor) was 3, is now 4 at {line} (torch_ltc.explain() says more; docs/messages.md#ltc102)"
@@ -416,17 +399,12 @@ program 2: compiled by b in another process in 250 ms after step 9, number 2 for
 constant: pad, bucket, or DataLoader(drop_last=True) for a smaller last batch.
   synced at train.py:40 in main: an optimizer finished its step"""
 
-LAST_SYNC = """\
+_WHY = OVERVIEW.partition("number 2 for this site\n")[2].rpartition("\n")[0]
+LAST_SYNC = f"""\
 program 2: 20 calls, 4 inputs, 2 outputs; 1 sync, 1 run
   it ran in the interpreter: a program is compiled when it is seen again
   it was new because:
-    LTC102 size: A size differs: of an input, or one that an operation was given.
-    nearest known: program 1
-    difference: size 0 of input 0 was 32, is now 17
-    at train.py:12 in Net.forward [Net.fc]
-    run-time inputs from now on: size 0 of input 0
-    try: Nothing if it happens once: a size that changes becomes a run-time input. If it goes on, keep the size \
-constant: pad, bucket, or DataLoader(drop_last=True) for a smaller last batch.
+{textwrap.indent(_WHY, "  ")}
   synced at train.py:40 in main: an optimizer finished its step"""
 
 
@@ -463,7 +441,7 @@ def test_without_compilations_that_is_said() -> None:
 def test_a_tensor_is_explained_while_it_is_pending_and_when_it_is_computed() -> None:
     x = torch.ones(3).to("ltc")
     y = x * 2  # explained
-    line = f"{__file__}:{marked('explained')}"
+    line = f"{__file__}:{marked(__file__, 'explained')}"
     text = torch_ltc.explain(y)
     assert text.startswith(f"the tensor is pending: float32[3], aten::mul.Tensor at {line} in test_a_tensor")
     torch_ltc.sync(wait=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,15 +20,6 @@ from torch_ltc.debug.recording import FORMAT, Recording, Span, from_json
 from torch_ltc.errors import RecordingError
 from torch_ltc.events import ExecuteEvent, FallbackEvent, ReadEvent, SyncEvent, SyncReason, UploadEvent
 from torch_ltc.source import Source
-
-
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    torch_ltc.sync(wait=True)
-    history.clear()
-    yield
-    torch_ltc.sync(wait=True)
-    history.clear()
 
 
 def train(steps: int, sizes: tuple[int, ...] = (4,)) -> None:

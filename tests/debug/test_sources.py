@@ -3,34 +3,19 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import torch_ltc
+from tests.support.lines import marked
 from torch_ltc.program import source
 from torch_ltc.program.instruction import Call
 from torch_ltc.program.render import program_lines
 from torch_ltc.runtime.pending import pending_program
 from torch_ltc.runtime.recorder import recorder
 from torch_ltc.source import Source
-
-TEXT = Path(__file__).read_text().splitlines()
-
-
-def marked(mark: str) -> int:
-    return next(number for number, line in enumerate(TEXT, start=1) if line.endswith(f"# {mark}"))
-
-
-@pytest.fixture(autouse=True)
-def nothing_known() -> Iterator[None]:
-    torch_ltc.sync(wait=True)
-    torch_ltc.ir_cache.reset()
-    yield
-    torch_ltc.sync(wait=True)
 
 
 class Block(nn.Module):
@@ -67,13 +52,13 @@ def test_calls_know_line_function_and_module() -> None:
     net = Net().to("ltc")
     net(torch.ones(2, 4).to("ltc"))
     first, second = source_of("aten::linear"), source_of("aten::linear", 1)
-    assert (first.line, first.module) == (marked("fc"), "Net.blocks.0.fc")
-    assert (second.line, second.module) == (marked("fc"), "Net.blocks.1.fc")
+    assert (first.line, first.module) == (marked(__file__, "fc"), "Net.blocks.0.fc")
+    assert (second.line, second.module) == (marked(__file__, "fc"), "Net.blocks.1.fc")
     assert first.file == __file__
     assert first.function.endswith("forward")
     tanh, exp = source_of("aten::tanh", 1), source_of("aten::exp")
-    assert (tanh.line, tanh.module) == (marked("tanh"), "Net.blocks.1")
-    assert (exp.line, exp.module) == (marked("exp"), "Net")
+    assert (tanh.line, tanh.module) == (marked(__file__, "tanh"), "Net.blocks.1")
+    assert (exp.line, exp.module) == (marked(__file__, "exp"), "Net")
 
 
 def test_inputs_know_the_line_that_uses_them_first() -> None:
@@ -81,7 +66,7 @@ def test_inputs_know_the_line_that_uses_them_first() -> None:
     lines = program_lines(pending_program([net(torch.ones(2, 4).to("ltc"))]))
     inputs = [line for text, line in lines if "= input(" in text]
     assert len(inputs) == 5
-    assert {line.line for line in inputs} == {marked("fc")}
+    assert {line.line for line in inputs} == {marked(__file__, "fc")}
     assert inputs[0].module == "Net.blocks.0.fc"
 
 
@@ -95,13 +80,13 @@ def test_backward_calls_know_the_forward_line_and_module() -> None:
     net(torch.ones(2, 4).to("ltc")).sum().backward()  # backward
     for place, path in ((0, "Net.blocks.1"), (1, "Net.blocks.0")):
         found = source_of("aten::tanh_backward", place)
-        assert (found.line, found.backward) == (marked("backward"), True)
+        assert (found.line, found.backward) == (marked(__file__, "backward"), True)
         assert found.forward is not None
-        assert (found.forward.line, found.forward.module) == (marked("tanh"), path)
+        assert (found.forward.line, found.forward.module) == (marked(__file__, "tanh"), path)
         assert found.module == path
     linear = source_of("aten::linear_backward")
     assert linear.forward is not None
-    assert (linear.forward.line, linear.forward.module) == (marked("fc"), "Net.blocks.1.fc")
+    assert (linear.forward.line, linear.forward.module) == (marked(__file__, "fc"), "Net.blocks.1.fc")
 
 
 def test_the_forward_line_is_known_where_only_the_backward_pass_is_new() -> None:
@@ -113,7 +98,7 @@ def test_the_forward_line_is_known_where_only_the_backward_pass_is_new() -> None
             loss = loss * scale
         loss.backward()
         found = [call.source.forward for call in pending() if call.name == "aten::tanh_backward"]
-        assert [None if one is None else one.line for one in found] == [marked("tanh")] * 2
+        assert [None if one is None else one.line for one in found] == [marked(__file__, "tanh")] * 2
         optimizer.step()
         optimizer.zero_grad()
 
@@ -125,7 +110,7 @@ def test_the_forward_line_is_known_after_a_read() -> None:
         loss.item()
         (loss * scale).backward()
         found = [call.source.forward for call in pending() if call.name == "aten::tanh_backward"]
-        assert [None if one is None else one.line for one in found] == [marked("tanh")] * 2
+        assert [None if one is None else one.line for one in found] == [marked(__file__, "tanh")] * 2
         torch_ltc.sync()
 
 
@@ -136,8 +121,8 @@ def test_a_call_that_needs_no_gradient_is_not_taken_for_the_forward_call() -> No
     other.sin()
     y.sum().backward()
     found = [call.source.forward for call in pending() if call.source.forward is not None]
-    assert marked("with gradient") in {one.line for one in found}
-    assert all(one.line != marked("with gradient") + 1 for one in found)
+    assert marked(__file__, "with gradient") in {one.line for one in found}
+    assert all(one.line != marked(__file__, "with gradient") + 1 for one in found)
 
 
 @pytest.mark.filterwarnings("ignore::torch_ltc.errors.FallbackWarning")
@@ -148,7 +133,7 @@ def test_what_ran_eagerly_does_not_lend_its_gradient_to_the_next_call() -> None:
     chosen.sum().backward()
     found = [call.source.forward for call in pending() if call.source.forward is not None]
     assert found
-    assert all(one.line != marked("stranger") for one in found)
+    assert all(one.line != marked(__file__, "stranger") for one in found)
 
 
 def test_only_so_many_nodes_of_a_pass_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,7 +161,7 @@ def test_a_backward_of_the_users_own_has_the_users_line() -> None:
 
     x = torch.ones(3, device="ltc", requires_grad=True)
     Double.apply(x).sum().backward()
-    assert source_of("aten::cos").line == marked("own backward")
+    assert source_of("aten::cos").line == marked(__file__, "own backward")
 
 
 def test_a_module_that_its_caller_does_not_own_is_named_by_its_class() -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,27 +10,13 @@ from torch import nn
 
 import torch_ltc
 from tests.semantics.support import observe
+from tests.support.lines import marked
 from torch_ltc.config import settings
 from torch_ltc.debug.history import history
 from torch_ltc.debug.ledger import ledger_text
 from torch_ltc.debug.recording import Memory, Recording, SyncRow
 from torch_ltc.errors import ExecutionError, LtcError, SyncForbiddenError
 from torch_ltc.source import Source
-
-TEXT = Path(__file__).read_text().splitlines()
-
-
-def marked(mark: str) -> int:
-    return next(number for number, line in enumerate(TEXT, start=1) if line.endswith(f"# {mark}"))
-
-
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    torch_ltc.sync(wait=True)
-    history.clear()
-    yield
-    torch_ltc.sync(wait=True)
-    history.clear()
 
 
 def rows() -> dict[tuple[str, str, int], SyncRow]:
@@ -61,16 +45,16 @@ def test_each_line_is_counted_with_its_reason() -> None:
     x = x + 3
     torch_ltc.sync()  # explicit
     found = rows()
-    assert found["sync", "optimizer", marked("step")].count == 6
-    assert found["sync", "optimizer", marked("step")].steps == 6
-    item = found["read", "item", marked("item")]
+    assert found["sync", "optimizer", marked(__file__, "step")].count == 6
+    assert found["sync", "optimizer", marked(__file__, "step")].steps == 6
+    item = found["read", "item", marked(__file__, "item")]
     assert (item.count, item.steps, item.size_bytes) == (3, 3, 12)
     assert item.wait_s > 0
-    assert found["read", "print", marked("print")].count == 1
-    assert found["sync", "read", marked("print")].count == 1
-    assert found["read", "copy", marked("cpu")].count == 1
-    assert found["sync", "fallback", marked("nonzero")].count == 1
-    assert found["sync", "explicit", marked("explicit")].count == 1
+    assert found["read", "print", marked(__file__, "print")].count == 1
+    assert found["sync", "read", marked(__file__, "print")].count == 1
+    assert found["read", "copy", marked(__file__, "cpu")].count == 1
+    assert found["sync", "fallback", marked(__file__, "nonzero")].count == 1
+    assert found["sync", "explicit", marked(__file__, "explicit")].count == 1
 
 
 def test_reads_of_one_step_count_as_one_step() -> None:
@@ -80,13 +64,13 @@ def test_reads_of_one_step_count_as_one_step() -> None:
         torch_ltc.sync()
         for _ in range(3):
             y.sum().item()  # thrice
-    row = rows()["read", "item", marked("thrice")]
+    row = rows()["read", "item", marked(__file__, "thrice")]
     assert (row.count, row.steps) == (12, 4)
 
 
 def test_programs_of_a_line_are_listed() -> None:
     train(3)
-    row = rows()["sync", "optimizer", marked("step")]
+    row = rows()["sync", "optimizer", marked(__file__, "step")]
     assert 0 < len(row.programs) <= 2
 
 
@@ -114,7 +98,7 @@ def test_a_read_is_refused_at_its_line() -> None:
     with observe() as seen, torch_ltc.no_sync(), pytest.raises(SyncForbiddenError) as caught:
         x.sum().item()  # refused
     assert seen.syncs == []
-    assert f"recorded at {__file__}:{marked('refused')} in test_a_read" in str(caught.value)
+    assert f"recorded at {__file__}:{marked(__file__, 'refused')} in test_a_read" in str(caught.value)
     assert "a value is read" in str(caught.value)
     assert x.sum().item() == 6
 
@@ -275,7 +259,7 @@ def test_the_quiet_repr_says_what_is_pending_and_syncs_nothing() -> None:
         text = repr(y)
     assert seen.syncs == []
     assert seen.reads == []
-    where = f"{re.escape(__file__)}:{marked('maker')} in test_the_quiet_repr\\w+"
+    where = f"{re.escape(__file__)}:{marked(__file__, 'maker')} in test_the_quiet_repr\\w+"
     assert re.match(rf"tensor\(<pending: float32\[2,3\], aten::mul.Tensor at {where}>,", text)
     torch_ltc.sync(wait=True)
     with settings.scope(tensor_repr="pending"):

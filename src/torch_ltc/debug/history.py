@@ -12,11 +12,12 @@ import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import Any
 
 from torch_ltc import events, metrics
 from torch_ltc.config import SETTINGS, settings
 from torch_ltc.debug.causes import Compared, explain_compile, explain_new
+from torch_ltc.debug.figures import Compilation, LineFigures, LineTable, ProgramFigures, merged
 from torch_ltc.debug.recording import (
     BufferRow,
     CompileRow,
@@ -45,7 +46,6 @@ from torch_ltc.events import (
     UploadEvent,
 )
 from torch_ltc.lowering.registry import registry
-from torch_ltc.program.instruction import Program
 from torch_ltc.program.render import program_lines
 from torch_ltc.runtime.cache import Entry
 from torch_ltc.runtime.memory import memory, physical_figures
@@ -61,81 +61,6 @@ _MOST_INSTRUCTIONS = 100_000
 _MOST_SITES = 10_000
 _MOST_SAMPLES = 2_000
 _MOST_HOLDINGS = 100
-
-_Row = TypeVar("_Row")
-
-
-class _Program:
-    """What is known of one program."""
-
-    __slots__ = (
-        "identity", "program", "calls", "inputs", "outputs", "site", "reason", "syncs", "runs", "interpreted", "failed",
-        "backend", "compiles", "loads", "record_s", "compile_s", "run_s", "interpreted_s", "refused", "explanation",
-        "_compared",
-    )  # fmt: skip
-
-    def __init__(self, identity: int) -> None:
-        self.identity = identity
-        self.program: Program | None = None
-        self.calls = self.inputs = self.outputs = 0
-        self.site: Source = UNKNOWN
-        self.reason: SyncReason | None = None
-        self.syncs = self.runs = self.interpreted = self.failed = self.compiles = self.loads = 0
-        self.backend = ""
-        self.record_s = self.compile_s = self.run_s = self.interpreted_s = 0.0
-        self.refused = ""
-        self.explanation: Explanation | None = None
-        self._compared: Compared | None = None
-
-    @property
-    def first(self) -> Source:
-        """The line of its first call."""
-        calls = self.program.calls if self.program is not None else ()
-        return calls[0].source if calls else UNKNOWN
-
-    def compared(self) -> Compared | None:
-        """The program as `explain` wants it; None when it is no longer kept."""
-        if self.program is None:
-            self._compared = None
-        elif self._compared is None:
-            self._compared = Compared(self.program, self.site, self.reason, self.identity)
-        return self._compared
-
-
-class _Site:
-    """Syncs, reads or fallbacks of one kind at one line."""
-
-    __slots__ = ("source", "kind", "reason", "count", "steps", "last_step", "wait_s", "size_bytes", "programs")
-
-    def __init__(self, source: Source, kind: str, reason: str) -> None:
-        self.source, self.kind, self.reason = source, kind, reason
-        self.count = self.steps = self.size_bytes = 0
-        self.last_step = -1
-        self.wait_s = 0.0
-        self.programs: dict[int, None] = {}
-
-    def add(self, step: int, wait_s: float, size_bytes: int = 0) -> None:
-        self.count += 1
-        self.wait_s += wait_s
-        self.size_bytes += size_bytes
-        if step != self.last_step:
-            self.steps += 1
-            self.last_step = step
-
-
-_Sites = dict[tuple[int, str, str], _Site]
-
-
-class _Compile:
-    """One compilation or load."""
-
-    __slots__ = ("event", "loaded", "end_s", "step", "number", "explanation")
-
-    def __init__(self, event: CompileEvent | LoadEvent, end_s: float, step: int, number: int) -> None:
-        self.event = event
-        self.loaded = isinstance(event, LoadEvent)
-        self.end_s, self.step, self.number = end_s, step, number
-        self.explanation: Explanation | None = None
 
 
 class History:
@@ -155,13 +80,13 @@ class History:
             self._started = datetime.datetime.now().isoformat(timespec="seconds")
             self._spans: deque[tuple[Any, ...]] = deque(maxlen=_MOST_SPANS)
             self._span_count = 0
-            self._programs: OrderedDict[int, _Program] = OrderedDict()
+            self._programs: OrderedDict[int, ProgramFigures] = OrderedDict()
             self._instructions = 0
             self._dropped_programs = 0
             # By the identity of the line, which is kept with the row.
-            self._sites: _Sites = {}
-            self._fallbacks: _Sites = {}
-            self._compiles: deque[_Compile] = deque(maxlen=_MOST_PROGRAMS)
+            self._sites: LineTable = {}
+            self._fallbacks: LineTable = {}
+            self._compiles: deque[Compilation] = deque(maxlen=_MOST_PROGRAMS)
             self._nonfinite: deque[NonFiniteRow] = deque(maxlen=_MOST_SITES)
             self._compiled_at: dict[tuple[Source, Source], int] = {}
             self._samples: list[tuple[float, int]] = []
@@ -217,28 +142,28 @@ class History:
         self._span_count += 1
         self._spans.append((kind, lane, end_s - took_s, took_s, self.step, program, label, size_bytes, source))
 
-    def _program(self, identity: int) -> _Program:
+    def _program(self, identity: int) -> ProgramFigures:
         found = self._programs.get(identity)
         if found is None:
-            found = self._programs[identity] = _Program(identity)
+            found = self._programs[identity] = ProgramFigures(identity)
             if len(self._programs) > _MOST_PROGRAMS:
                 _, oldest = self._programs.popitem(last=False)
                 self._dropped_programs += 1
                 self._forget(oldest)
         return found
 
-    def _forget(self, row: _Program) -> None:
+    def _forget(self, row: ProgramFigures) -> None:
         if row.program is not None:
             self._instructions -= len(row.program.instructions)
             row.program = None
 
-    def _site(self, table: _Sites, source: Source | None, kind: str, reason: str) -> _Site:
+    def _site(self, table: LineTable, source: Source | None, kind: str, reason: str) -> LineFigures:
         source = UNKNOWN if source is None else source
         row = table.get((id(source), kind, reason))
         if row is None:
             if len(table) >= _MOST_SITES:
                 source = UNKNOWN
-            row = table.setdefault((id(source), kind, reason), _Site(source, kind, reason))
+            row = table.setdefault((id(source), kind, reason), LineFigures(source, kind, reason))
         return row
 
     def _on_sync(self, event: SyncEvent) -> None:
@@ -274,7 +199,7 @@ class History:
             if self._instructions > _MOST_INSTRUCTIONS:
                 self._make_room(row)
 
-    def _make_room(self, newest: _Program) -> None:
+    def _make_room(self, newest: ProgramFigures) -> None:
         for row in list(self._programs.values()):
             if self._instructions <= _MOST_INSTRUCTIONS:
                 return
@@ -351,7 +276,7 @@ class History:
                 row.compile_s += event.duration_s
                 place = (row.first, row.site)
                 number = self._compiled_at[place] = self._compiled_at.get(place, 0) + 1
-            made = _Compile(event, now, self.step, number)
+            made = Compilation(event, now, self.step, number)
             self._compiles.append(made)
             kind = "load" if loaded else "compile"
             self._span(kind, "compiler", now, event.duration_s, event.program, event.backend)
@@ -367,7 +292,7 @@ class History:
         found = [row.compared() for row in self._programs.values()]
         return sorted([one for one in found if one is not None], key=lambda one: one.identity)
 
-    def _explained(self, compiled: _Compile) -> Explanation:
+    def _explained(self, compiled: Compilation) -> Explanation:
         if compiled.explanation is None:
             with self._lock:
                 row = self._program(compiled.event.program)
@@ -376,7 +301,7 @@ class History:
                 compiled.explanation = explain_compile(own, compiled.event, earlier, self._known(), row.identity)
         return compiled.explanation
 
-    def _newness(self, row: _Program, known: list[Compared]) -> Explanation | None:
+    def _newness(self, row: ProgramFigures, known: list[Compared]) -> Explanation | None:
         if row.explanation is None:
             own = row.compared()
             row.explanation = None if own is None else explain_new(own, known)
@@ -396,8 +321,11 @@ class History:
                 settings=_setting_rows(),
                 programs=tuple(self._program_row(row, known, texts) for row in self._programs.values()),
                 spans=tuple(self._span_rows()),
-                syncs=tuple(_merged(self._sites.values(), _sync_row, _added_syncs)),
-                fallbacks=tuple(_merged(self._fallbacks.values(), _fallback_row, _added_fallbacks)),
+                syncs=tuple(_sync_row(row) for row in merged(self._sites.values())),
+                fallbacks=tuple(
+                    FallbackRow(row.kind, row.reason, row.source, row.count, row.wait_s)
+                    for row in merged(self._fallbacks.values())
+                ),
                 compiles=tuple(self._compile_row(compiled) for compiled in self._compiles),
                 memory=self._memory(),
                 metrics=metrics.snapshot(),
@@ -411,7 +339,7 @@ class History:
             # As text: a run has thousands of spans, and few lines.
             yield Span(kind, lane, begin - self._began, took, step, program, str(source or label), size)
 
-    def _program_row(self, row: _Program, known: list[Compared], texts: bool) -> ProgramRow:
+    def _program_row(self, row: ProgramFigures, known: list[Compared], texts: bool) -> ProgramRow:
         lines: tuple[Line, ...] = ()
         if texts and row.program is not None:
             lines = tuple(Line(text, source) for text, source in program_lines(row.program))
@@ -439,7 +367,7 @@ class History:
             interpreted_s=row.interpreted_s,
         )
 
-    def _compile_row(self, compiled: _Compile) -> CompileRow:
+    def _compile_row(self, compiled: Compilation) -> CompileRow:
         event = compiled.event
         return CompileRow(
             program=event.program,
@@ -464,34 +392,9 @@ class History:
         )
 
 
-def _merged(rows: Iterable[_Site], make: Callable[[_Site], _Row], add: Callable[[_Row, _Row], _Row]) -> Iterable[_Row]:
-    """A row per line and reason: the same line may have been found more than once."""
-    found: dict[tuple[Source, str, str], _Row] = {}
-    for row in rows:
-        key = (row.source, row.kind, row.reason)
-        made = make(row)
-        found[key] = add(found[key], made) if key in found else made
-    return found.values()
-
-
-def _sync_row(row: _Site) -> SyncRow:
+def _sync_row(row: LineFigures) -> SyncRow:
     programs = tuple(row.programs)
     return SyncRow(row.source, row.kind, row.reason, row.count, row.steps, row.wait_s, row.size_bytes, programs)
-
-
-def _added_syncs(a: SyncRow, b: SyncRow) -> SyncRow:
-    programs = tuple(dict.fromkeys((*a.programs, *b.programs)))
-    count, steps = a.count + b.count, a.steps + b.steps
-    size = a.size_bytes + b.size_bytes
-    return SyncRow(a.source, a.kind, a.reason, count, steps, a.wait_s + b.wait_s, size, programs)
-
-
-def _fallback_row(row: _Site) -> FallbackRow:
-    return FallbackRow(row.kind, row.reason, row.source, row.count, row.wait_s)
-
-
-def _added_fallbacks(a: FallbackRow, b: FallbackRow) -> FallbackRow:
-    return FallbackRow(a.op, a.reason, a.source, a.count + b.count, a.total_s + b.total_s)
 
 
 def _setting_rows() -> tuple[SettingRow, ...]:

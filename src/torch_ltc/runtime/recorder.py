@@ -23,8 +23,6 @@ from torch_ltc.program.instruction import (
     Call,
     Input,
     Layout,
-    Return,
-    ReturnKind,
     Returns,
 )
 from torch_ltc.program.operator import DEFAULT, Kind, Operator
@@ -43,6 +41,7 @@ from torch_ltc.runtime.arguments import (
     storage_groups,
 )
 from torch_ltc.runtime.buffer import Buffer, buffer_of, new_buffer, physical_device, storage_of
+from torch_ltc.runtime.planning import plan_results
 
 aten = torch.ops.aten
 
@@ -423,7 +422,7 @@ class Recorder:
         )
         child = self.tree.add(self.node, key, call)
         child.made = len(numbers) - numbers.count(-1)
-        self._plan_results(child, returns, template.operands)
+        plan_results(child, returns, template.operands, self.traced.specs)
         if operator.checks_numbers and self.numbers:
             child.checked = {tuple(self.numbers)}
         return child
@@ -448,31 +447,6 @@ class Recorder:
         tensors = operand_tensors(operator, values)
         return self._infer(operator, values, [spec_of(t) for t in tensors], storage_groups(tensors), numbers).returns
 
-    def _plan_results(self, child: Node, returns: Returns, operands: Sequence[int]) -> None:
-        """Note on `child` what kernels need to make the common results at once: one new tensor (`size`, `dtype`,
-        `spec`), one view that differs in sizes and strides alone (`plan` is its Spec), or several new tensors (`plan`
-        is a tuple of their Specs, None for nothing)."""
-        if len(returns) != 1:
-            items = [item for item in returns if isinstance(item, Return)]
-            plain = [i.kind is ReturnKind.NOTHING or _is_new(i, position) for position, i in enumerate(items)]
-            if items and len(items) == len(returns) and all(plain):
-                child.plan = tuple([item.spec for item in items])
-            return
-        item = returns[0]
-        if isinstance(item, tuple):
-            return
-        spec, kind = item.spec, item.kind
-        if spec is None or not (kind is ReturnKind.FRESH or kind is ReturnKind.VIEW):
-            return
-        child.spec = spec
-        if kind is ReturnKind.FRESH:
-            if spec.contiguous:
-                child.size, child.dtype = spec.size, spec.dtype
-        else:
-            base = self.traced.specs[operands[item.operand]]
-            if base is not None and (base.dtype, base.conj, base.neg) == (spec.dtype, spec.conj, spec.neg):
-                child.plan = spec
-
     def _infer(self, operator: Operator, values: tuple[Any, ...], specs: Any, groups: Any, numbers: Any) -> Inferred:
         """Ask for the call's returns with tensors replaced by their place among the operands."""
         places = iter(range(len(specs)))
@@ -494,12 +468,6 @@ class Recorder:
         split = operator.positional
         kwargs = {a.name: v for a, v in zip(operator.arguments[split:], args[split:], strict=True)}
         return infer(operator.op, args[:split], kwargs, specs, groups, signature)
-
-
-def _is_new(item: Return, position: int) -> bool:
-    """True for a contiguous tensor in memory of its own."""
-    spec = item.spec
-    return item.kind is ReturnKind.FRESH and item.group == position and spec is not None and spec.contiguous
 
 
 recorder = Recorder()

@@ -50,8 +50,9 @@ def _gain_s(recording: Recording, row: SyncRow) -> float:
     return min(row.wait_s, record_s(recording))
 
 
-def _severity(recording: Recording, row: SyncRow) -> Severity:
-    return "warning" if share(row.wait_s, active_s(recording)) >= _WORTH_A_WARNING else "hint"
+def _symptom(recording: Recording, row: SyncRow, title: str, evidence: str) -> Symptom:
+    severity: Severity = "warning" if share(row.wait_s, active_s(recording)) >= _WORTH_A_WARNING else "hint"
+    return Symptom(title, evidence, row.source, cost_s=_gain_s(recording, row), severity=severity)
 
 
 @rule(
@@ -64,13 +65,7 @@ def _severity(recording: Recording, row: SyncRow) -> Severity:
 def item_in_the_loop(recording: Recording) -> Iterator[Symptom]:
     """A number that is read in most steps."""
     for row, evidence in reads_in_the_loop(recording, lambda row: row.reason == "item"):
-        yield Symptom(
-            "a number is read in the loop",
-            evidence,
-            row.source,
-            cost_s=_gain_s(recording, row),
-            severity=_severity(recording, row),
-        )
+        yield _symptom(recording, row, "a number is read in the loop", evidence)
 
 
 @rule(
@@ -83,13 +78,7 @@ def item_in_the_loop(recording: Recording) -> Iterator[Symptom]:
 def print_in_the_loop(recording: Recording) -> Iterator[Symptom]:
     """A tensor that is printed in most steps."""
     for row, evidence in reads_in_the_loop(recording, lambda row: row.reason == "print"):
-        yield Symptom(
-            "a tensor is printed in the loop",
-            evidence,
-            row.source,
-            cost_s=_gain_s(recording, row),
-            severity=_severity(recording, row),
-        )
+        yield _symptom(recording, row, "a tensor is printed in the loop", evidence)
 
 
 @rule(
@@ -102,10 +91,5 @@ def print_in_the_loop(recording: Recording) -> Iterator[Symptom]:
 def copy_in_the_loop(recording: Recording) -> Iterator[Symptom]:
     """A tensor that is copied off the device in most steps."""
     for row, evidence in reads_in_the_loop(recording, lambda row: row.reason not in ("item", "print")):
-        yield Symptom(
-            "a tensor is copied off the device in the loop",
-            f"{evidence}; {size_text(row.size_bytes)} were copied",
-            row.source,
-            cost_s=_gain_s(recording, row),
-            severity=_severity(recording, row),
-        )
+        copied = f"{evidence}; {size_text(row.size_bytes)} were copied"
+        yield _symptom(recording, row, "a tensor is copied off the device in the loop", copied)

@@ -164,20 +164,7 @@ function drawDifference() {
   const same = !removed && !added && !changed;
   const explanation = after.explanation?.nearest === before.identity ? after.explanation : null;
   differenceBody.replaceChildren(
-    ...(explanation
-      ? [
-          div(
-            "card explanation",
-            div(
-              "card-title",
-              text("tag", explanation.code),
-              element("strong", {}, explanation.cause),
-              place(explanation.source),
-            ),
-            explanation.difference ? element("p", {}, explanation.difference) : null,
-          ),
-        ]
-      : []),
+    ...(explanation ? [div("card explanation", ...explanationHead(explanation))] : []),
     element(
       "p",
       { class: "summary" },

@@ -118,10 +118,9 @@ function runTimes({ runs, interpreted, run_s: all, interpreted_s: slow, backend 
   return `${seconds(compiled)} on ${backend}, ${seconds(slow / interpreted)} interpreted`;
 }
 
-// Why it was new or compiled again, with the way to the difference.
-function explanationCard(explanation) {
-  return div(
-    "card explanation",
+// The id, the cause and the line, and what differs.
+function explanationHead(explanation) {
+  return [
     div(
       "card-title",
       text("tag", explanation.code),
@@ -129,6 +128,14 @@ function explanationCard(explanation) {
       place(explanation.source),
     ),
     explanation.difference ? element("p", {}, explanation.difference) : null,
+  ];
+}
+
+// Why it was new or compiled again, with the way to the difference.
+function explanationCard(explanation) {
+  return div(
+    "card explanation",
+    ...explanationHead(explanation),
     explanation.promoted ? element("p", {}, text("faint", "Now an input: "), explanation.promoted) : null,
     explanation.advice ? element("p", {}, text("faint", "Try: "), explanation.advice) : null,
     differenceButton(explanation),

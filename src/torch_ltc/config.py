@@ -240,8 +240,8 @@ SETTINGS: Mapping[str, Setting] = {
             "recompiles",
             "warn",
             "LTC_RECOMPILES",
-            "What to do from the third compilation for one site on: 'allow' it, 'warn' at the third, sixth, twelfth and so "
-            "on, or raise an 'error' at each.",
+            "What to do from the third compilation for one site on: 'allow' it, 'warn' at the third, sixth, twelfth "
+            "and so on, or raise an 'error' at each.",
             choices=("allow", "warn", "error"),
         ),
         Setting(

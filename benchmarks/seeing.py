@@ -24,8 +24,8 @@ from torch import Tensor, nn
 import torch_ltc
 from torch_ltc import events, metrics
 from torch_ltc.debug.history import history
-from torch_ltc.program.forward_lines import ForwardLines
-from torch_ltc.runtime import recorder as recording
+from torch_ltc.record import recorder as recording
+from torch_ltc.record.forward_lines import ForwardLines
 from torch_ltc.source import UNKNOWN
 
 CHAIN_LENGTH = 200

@@ -25,10 +25,10 @@ import torch
 
 import torch_ltc
 from torch_ltc import metrics
+from torch_ltc.compile import program_cache
 from torch_ltc.config import settings
 from torch_ltc.debug.history import history
 from torch_ltc.device.fallback import reset_warnings
-from torch_ltc.runtime import cache
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = (ROOT / "docs" / "debugging.md",)
@@ -70,7 +70,7 @@ def _forget() -> None:
     torch_ltc.sync(wait=True)
     torch.ltc.reset_peak_memory_stats()
     torch_ltc.ir_cache.reset()
-    cache._identities = itertools.count(1)
+    program_cache._identities = itertools.count(1)
     torch.manual_seed(0)
     torch.ltc.manual_seed(0)
     reset_warnings()

@@ -8,7 +8,7 @@ import atexit
 import importlib
 import sys
 
-from torch_ltc.device import module as _module
+from torch_ltc.device import device_module as _module
 from torch_ltc.device import registration as _registration  # refuses a PyTorch that it does not know
 
 # isort: split
@@ -30,14 +30,14 @@ from torch_ltc.backends.interpreter import InterpreterBackend as _InterpreterBac
 from torch_ltc.backends.null import NullBackend as _NullBackend
 from torch_ltc.backends.torchscript import TorchScriptBackend as _TorchScriptBackend
 from torch_ltc.closures import add_step_closure, run_step_closures
-from torch_ltc.debug.asking import doctor, report
+from torch_ltc.debug.entry_points import doctor, report
 from torch_ltc.debug.explain import explain
 from torch_ltc.device.setup import set_up as _set_up
+from torch_ltc.execute.async_item import AsyncItem, async_item
+from torch_ltc.execute.no_sync import allow_sync, no_sync
 from torch_ltc.extract_compiled_graph import extract_compiled_graph
 from torch_ltc.lowering.interface import Backend, Form
 from torch_ltc.lowering.registry import registry as _registry
-from torch_ltc.runtime.async_item import AsyncItem, async_item
-from torch_ltc.runtime.permission import allow_sync, no_sync
 
 __version__ = "0.1.0"
 

@@ -9,17 +9,17 @@ import torch
 from torch.utils import _pytree as pytree
 
 from torch_ltc.closures import run_step_closures
+from torch_ltc.compile import jobs
 from torch_ltc.config import settings
-from torch_ltc.debug.asking import write_at_exit
+from torch_ltc.debug.entry_points import write_at_exit
 from torch_ltc.errors import LtcError
 from torch_ltc.events import SyncReason
+from torch_ltc.execute import sync as runtime
+from torch_ltc.execute.executor import executor
+from torch_ltc.execute.sync import cut
 from torch_ltc.lowering.interface import Backend
 from torch_ltc.lowering.registry import registry
-from torch_ltc.runtime import sync as runtime
-from torch_ltc.runtime import tiers
-from torch_ltc.runtime.buffer import buffer_of
-from torch_ltc.runtime.executor import executor
-from torch_ltc.runtime.sync import cut
+from torch_ltc.record.buffer import buffer_of
 
 
 def sync(wait: bool = False) -> None:
@@ -75,13 +75,14 @@ def wait_for_compiles() -> None:
     Never required: programs run in the interpreter until their compiled form is there. For measurements and tests, that
     want to see the one and not the other.
     """
-    tiers.wait_for_compiles()
+    executor.drain()
+    jobs.wait_for_jobs()
 
 
 def _prepare_to_exit() -> None:
     executor.drain()
     write_at_exit()
-    tiers.stop()
+    jobs.stop()
     for backend in registry.used():
         backend.prepare_to_exit()
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from torch_ltc.runtime.pending import pending_entry_for, pending_inputs, publish, run_published
+from torch_ltc.execute.pending import pending_entry_for, pending_inputs, publish, run_published
 
 
 def get_graph_hash(tensors: Sequence[torch.Tensor]) -> bytes:

@@ -82,7 +82,7 @@ class CompileEvent:
     backend: str
     duration_s: float
     reason: str = ""
-    elsewhere: bool = False
+    out_of_process: bool = False
     promoted: str = ""
     cause: str = ""
     source: Source | None = None

@@ -15,8 +15,8 @@ from torch.utils import _pytree as pytree
 
 from torch_ltc import computation
 from torch_ltc.events import FallbackEvent, SyncReason, subscribe
-from torch_ltc.runtime.buffer import buffer_of
-from torch_ltc.runtime.sync import cut
+from torch_ltc.execute.sync import cut
+from torch_ltc.record.buffer import buffer_of
 
 
 def force_lazy_device(model: torch.fx.GraphModule) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from torch_ltc.compile.program_cache import executables
+from torch_ltc.compile.specialization_cache import specializations
 from torch_ltc.events import SyncReason
+from torch_ltc.execute.sync import cut
 from torch_ltc.program.instruction import Call
-from torch_ltc.runtime.cache import executables
-from torch_ltc.runtime.families import families
-from torch_ltc.runtime.recorder import recorder
-from torch_ltc.runtime.sync import cut
+from torch_ltc.record.recorder import recorder
 
 
 def dump(dot_file_name: str) -> None:
@@ -32,4 +32,4 @@ def reset() -> None:
         recorder.tree.clear()
         recorder.reset()
         executables.clear()
-        families.clear()
+        specializations.clear()

@@ -1,6 +1,6 @@
 """A line of the user's code, as events, programs and recordings name it.
 
-`program/source.py` finds it; here is only what it is.
+`record/call_site.py` finds it; here is only what it is.
 """
 
 from __future__ import annotations

@@ -16,9 +16,9 @@ import torch
 import torch_ltc
 from tests.support.backends import seen_events, used
 from torch_ltc import events
+from torch_ltc.compile.compiler_client import compiler_client
 from torch_ltc.config import settings
 from torch_ltc.errors import BackendWarning
-from torch_ltc.runtime.elsewhere import elsewhere
 
 LONG_S = 120.0
 
@@ -36,7 +36,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 def made(seen: list[Any]) -> tuple[list[bool], int]:
     """For each compilation whether it was elsewhere, and the number of programs loaded."""
-    compiled = [event.elsewhere for event in seen if isinstance(event, events.CompileEvent)]
+    compiled = [event.out_of_process for event in seen if isinstance(event, events.CompileEvent)]
     return compiled, sum(isinstance(event, events.LoadEvent) for event in seen)
 
 
@@ -103,17 +103,17 @@ def begin_to_compile(held: torch.Tensor) -> None:
     for _ in range(2):
         twice(held).cpu()
     began = time.monotonic()
-    while elsewhere.pid is None and time.monotonic() < began + LONG_S:
+    while compiler_client.pid is None and time.monotonic() < began + LONG_S:
         time.sleep(0.001)
-    assert elsewhere.pid is not None
+    assert compiler_client.pid is not None
 
 
 def test_a_compiler_that_is_killed_is_started_again() -> None:
     held = torch.randn(3, 5).to("ltc")
     with seen_events() as seen:
         begin_to_compile(held)
-        assert elsewhere.pid is not None
-        os.kill(elsewhere.pid, signal.SIGKILL)
+        assert compiler_client.pid is not None
+        os.kill(compiler_client.pid, signal.SIGKILL)
         torch_ltc.wait_for_compiles()
     assert made(seen) == ([True], 0)
 
@@ -127,7 +127,7 @@ def test_a_process_that_is_forked_meanwhile_goes_its_own_way() -> None:
         began = time.monotonic()
         forked = os.fork()
         if forked == 0:
-            os._exit(0 if elsewhere.pid is None else 1)
+            os._exit(0 if compiler_client.pid is None else 1)
         while os.waitpid(forked, os.WNOHANG) == (0, 0):
             if time.monotonic() > began + LONG_S:
                 os.kill(forked, signal.SIGKILL)
@@ -137,8 +137,8 @@ def test_a_process_that_is_forked_meanwhile_goes_its_own_way() -> None:
 
 
 def test_a_program_that_ends_every_compiler_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch_ltc.runtime.elsewhere._BOOT", "import os; os._exit(7)  # {niceness} {path!r}")
-    elsewhere.end()
+    monkeypatch.setattr("torch_ltc.compile.compiler_client._BOOT", "import os; os._exit(7)  # {niceness} {path!r}")
+    compiler_client.end()
     held = torch.randn(3, 6).to("ltc")
     with seen_events() as seen, pytest.warns(BackendWarning, match="ended with status 7, 2 times"):
         run(held)

@@ -24,13 +24,13 @@ from torch_ltc.backends.inductor import InductorBackend, backend
 from torch_ltc.backends.inductor.backend import InductorFunction
 from torch_ltc.config import settings
 from torch_ltc.errors import BackendWarning, CompileError, ExecutionError
-from torch_ltc.lowering.data import BackendData
+from torch_ltc.execute.sync import physical
+from torch_ltc.lowering.backend_data import BackendData
 from torch_ltc.lowering.lower import functional_form
 from torch_ltc.lowering.registry import registry
 from torch_ltc.program.instruction import Program
 from torch_ltc.program.spec import spec_of
-from torch_ltc.runtime.buffer import buffer_of
-from torch_ltc.runtime.sync import physical
+from torch_ltc.record.buffer import buffer_of
 
 SCRIPT_TIMEOUT_S = 500
 

@@ -19,11 +19,11 @@ from tests.semantics.support import LONG_S, assert_same, gated, lazy, observe, p
 from torch_ltc.backends.torchscript import ScriptComputation, TorchScriptBackend, graph, segments
 from torch_ltc.config import settings
 from torch_ltc.errors import ExecutionError, PoisonedTensorError
+from torch_ltc.execute.executor import executor
+from torch_ltc.execute.pending import pending_program
 from torch_ltc.lowering.interface import Arguments, Outcome
 from torch_ltc.lowering.registry import registry
 from torch_ltc.program.spec import spec_of
-from torch_ltc.runtime.executor import executor
-from torch_ltc.runtime.pending import pending_program
 
 PROGRAMS = all_programs()
 # The names of programs that use `view.dtype`.

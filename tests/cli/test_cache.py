@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from torch_ltc.cli.main import main
+from torch_ltc.compile.disk_cache import Key, Store, read_key
 from torch_ltc.config import settings
-from torch_ltc.lowering.surroundings import versions_text
-from torch_ltc.runtime.disk import Key, Store, read_key
+from torch_ltc.lowering.torch_state import versions_text
 
 Printed = pytest.CaptureFixture[str]
 DAY_S = 86400

@@ -14,7 +14,7 @@ from torch import nn
 
 from torch_ltc.cli.cuda_names import cuda_names, mapped
 from torch_ltc.errors import DeviceMismatchError
-from torch_ltc.runtime import buffer
+from torch_ltc.record import buffer
 
 LTC = torch.device("ltc", 0)
 

@@ -9,7 +9,7 @@ import pytest
 
 from torch_ltc.cli import output
 from torch_ltc.cli.output import age_text, coloured, pairs, parse_size, progress, table
-from torch_ltc.quantities import count_text, size_text
+from torch_ltc.formatting import count_text, size_text
 
 Printed = pytest.CaptureFixture[str]
 

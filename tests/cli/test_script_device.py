@@ -14,7 +14,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, TensorDataset, 
 from torch_ltc import events
 from torch_ltc.cli.patches import Patches
 from torch_ltc.cli.script_device import default_device
-from torch_ltc.device.modules import _involves_device
+from torch_ltc.device.nn_modules import _involves_device
 
 Printed = pytest.CaptureFixture[str]
 
@@ -64,10 +64,10 @@ def test_tensors_are_made_on_the_device_unless_they_are_said_to_be_elsewhere() -
         torch.frombuffer(bytearray(4), dtype=torch.uint8),
     ]
     assert {device_of(tensor) for tensor in made} == {"ltc"}
-    elsewhere = [torch.ones(2, device="cpu"), torch.from_numpy(array).cpu(), torch.ones(2).to("cpu")]
+    others = [torch.ones(2, device="cpu"), torch.from_numpy(array).cpu(), torch.ones(2).to("cpu")]
     with torch.device("cpu"):
-        elsewhere += [torch.from_numpy(array), torch.Tensor([1.0])]
-    assert {device_of(tensor) for tensor in elsewhere} == {"cpu"}
+        others += [torch.from_numpy(array), torch.Tensor([1.0])]
+    assert {device_of(tensor) for tensor in others} == {"cpu"}
     assert torch.Generator().device.type == "cpu"
     assert device_of(torch.randperm(3, generator=torch.Generator().manual_seed(1))) == "ltc"
 

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 import torch_ltc
 from tests.support.lines import marked
-from torch_ltc.program import source
+from torch_ltc.execute.pending import pending_program
 from torch_ltc.program.instruction import Call
-from torch_ltc.program.render import program_lines
-from torch_ltc.runtime.pending import pending_program
-from torch_ltc.runtime.recorder import recorder
+from torch_ltc.program.text import program_lines
+from torch_ltc.record import call_site
+from torch_ltc.record.recorder import recorder
 from torch_ltc.source import Source
 
 
@@ -137,7 +137,7 @@ def test_what_ran_eagerly_does_not_lend_its_gradient_to_the_next_call() -> None:
 
 
 def test_only_so_many_nodes_of_a_pass_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source, "_MOST_NODES", 5)
+    monkeypatch.setattr(call_site, "_MOST_NODES", 5)
     y = x = torch.ones(2, device="ltc", requires_grad=True)
     for _ in range(10):
         y = y.sin()

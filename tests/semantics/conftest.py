@@ -9,9 +9,9 @@ import pytest
 import torch_ltc
 from tests.semantics.support import BACKENDS, probe
 from tests.support.backends import SymbolicBackend, registered
+from torch_ltc.compile import program_cache
 from torch_ltc.config import settings
 from torch_ltc.program.instruction import Program
-from torch_ltc.runtime import cache
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +57,7 @@ def equal_fingerprints(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         return b"the same for all"
 
     torch_ltc.ir_cache.reset()
-    monkeypatch.setattr(cache, "fingerprint", constant)
+    monkeypatch.setattr(program_cache, "fingerprint", constant)
     yield
     torch_ltc.ir_cache.reset()
 

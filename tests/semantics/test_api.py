@@ -13,10 +13,10 @@ from torch import nn
 import torch_ltc
 from tests.semantics.support import LONG_S, assert_same, gated, lazy, observe, probe, repeat
 from torch_ltc import closures, computation, config, debug, ir_cache, metrics
+from torch_ltc.compile.program_cache import executables
 from torch_ltc.config import settings
 from torch_ltc.errors import LtcError, UnknownBackendError
-from torch_ltc.runtime.cache import executables
-from torch_ltc.runtime.recorder import recorder
+from torch_ltc.record.recorder import recorder
 
 pytestmark = pytest.mark.usefixtures("no_fallback")
 

@@ -312,10 +312,10 @@ def test_fx_tracing_and_module_hooks() -> None:
     model = Block()
     expected = model(torch.ones(1, 2))
     model.to("ltc")
-    traced = torch.fx.symbolic_trace(model)
+    path_values = torch.fx.symbolic_trace(model)
     seen: list[str] = []
     model.layer.register_forward_hook(lambda module, args, out: seen.append(out.device.type))
-    assert_same(traced(torch.ones(1, 2, device="ltc")), expected, exact=False)
+    assert_same(path_values(torch.ones(1, 2, device="ltc")), expected, exact=False)
     model(torch.ones(1, 2, device="ltc"))
     assert "ltc" in seen
 

@@ -113,12 +113,12 @@ def test_extraction_leaves_example_inputs_and_module_alone() -> None:
 
 def test_module_with_parameters_and_factory_calls() -> None:
     module = Linear()
-    traced = fx.symbolic_trace(module)
-    for node in traced.graph.nodes:
+    path_values = fx.symbolic_trace(module)
+    for node in path_values.graph.nodes:
         if node.target is torch.ones:
             node.kwargs = {**node.kwargs, "device": "cpu"}
-    traced.recompile()
-    compiled = extract_compiled_graph(traced, inputs(1, 0))
+    path_values.recompile()
+    compiled = extract_compiled_graph(path_values, inputs(1, 0))
     for seed in range(3):
         assert_same(compiled(*inputs(1, seed)), module(*inputs(1, seed)).detach(), exact=False)
 

@@ -13,7 +13,7 @@ import torch
 import torch_ltc
 from tests.semantics.support import LONG_S, observe, run_script
 from torch_ltc.config import SETTINGS, settings
-from torch_ltc.runtime.recorder import recorder
+from torch_ltc.record.recorder import recorder
 
 pytestmark = pytest.mark.usefixtures("no_fallback")
 

@@ -16,9 +16,8 @@ from torch.nn import functional as F
 import torch_ltc
 from tests.semantics.support import Seen, assert_same, observe
 from tests.support.backends import SymbolicBackend, registered
+from torch_ltc.compile.specialization_cache import specializations
 from torch_ltc.config import settings
-from torch_ltc.runtime import tiers
-from torch_ltc.runtime.families import families
 
 pytestmark = pytest.mark.usefixtures("nothing_known")
 
@@ -443,11 +442,11 @@ def test_a_family_is_forgotten_with_its_programs(sharing: str) -> None:
     case = Case("size", lambda n: [floats(n, 3)], row_sums)
     for value in (4, 5, 6):
         compare(case, value)
-    assert len(families) > 0
+    assert len(specializations) > 0
     torch_ltc.ir_cache.reset()
     # Programs of a tree that was cleared hang in cycles; the one that ran last may still be held by the worker.
     gc.collect()
-    assert len(families) <= 1
+    assert len(specializations) <= 1
 
 
 def test_what_was_dropped_is_compiled_again(sharing: str) -> None:
@@ -471,7 +470,7 @@ def test_a_program_of_one_call_is_not_compiled_in_the_background() -> None:
             for _ in range(4):
                 function(x)
                 torch_ltc.sync(wait=True)
-            tiers.wait_for_compiles()
+            torch_ltc.wait_for_compiles()
         return len(seen.compiles)
 
     assert compiles(torch.exp) == 0

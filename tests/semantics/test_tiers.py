@@ -19,11 +19,11 @@ import torch_ltc
 from tests.semantics.support import LONG_S, lazy
 from tests.support.backends import registered, run_recorded, seen_events
 from torch_ltc import debug, events, metrics
+from torch_ltc.compile import jobs
 from torch_ltc.config import settings
 from torch_ltc.errors import BackendWarning, CompileError
 from torch_ltc.lowering.interface import Backend
 from torch_ltc.program.instruction import Program
-from torch_ltc.runtime import tiers
 
 
 @pytest.fixture(autouse=True)
@@ -78,11 +78,11 @@ def test_neither_recording_nor_running_waits_for_a_compilation(slow: Slow) -> No
             torch.testing.assert_close(step(held).cpu(), step(x))
         assert backends_of(seen) == ["interpreter"] * 5
         assert slow.compiled == 0
-        assert [title.split()[0] for title in tiers.compiling_now()] == ["compile"]
+        assert [title.split()[0] for title in jobs.compiling_now()] == ["compile"]
         assert "being compiled" in debug.compilations()
         slow.gate.set()
         torch_ltc.wait_for_compiles()
-        assert tiers.compiling_now() == []
+        assert jobs.compiling_now() == []
         torch.testing.assert_close(step(held).cpu(), step(x))
     assert backends_of(seen)[-1] == "slow"
     assert slow.compiled == 1

@@ -26,10 +26,10 @@ class Block(nn.Module):
 
 def test_jit_trace_and_script_run_on_the_device() -> None:
     x = lazy(torch.tensor([-1.0, 2.0]))
-    traced = torch.jit.trace(Block(), (x,))
+    path_values = torch.jit.trace(Block(), (x,))
     scripted = torch.jit.script(Block())
     for _ in range(2):
-        assert traced(x).tolist() == [1.0, 5.0]
+        assert path_values(x).tolist() == [1.0, 5.0]
         assert scripted(x).tolist() == [1.0, 5.0]
 
 

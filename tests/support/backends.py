@@ -12,14 +12,14 @@ from torch import Tensor
 
 import torch_ltc
 from torch_ltc import events
-from torch_ltc.lowering.calls import plain_call, run_call
-from torch_ltc.lowering.data import BackendData, BackendDevice
+from torch_ltc.execute.pending import pending_numbers, pending_program
+from torch_ltc.lowering.backend_data import BackendData, BackendDevice
 from torch_ltc.lowering.interface import Arguments, Backend, Form
+from torch_ltc.lowering.kernel_call import plain_call, run_call
 from torch_ltc.lowering.registry import registry
 from torch_ltc.program.instruction import Call, Program
 from torch_ltc.program.spec import spec_of
 from torch_ltc.program.verify import verify
-from torch_ltc.runtime.pending import pending_numbers, pending_program
 
 CPU = torch.device("cpu")
 

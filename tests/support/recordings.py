@@ -76,7 +76,7 @@ def compilation(number: int, cause: str = "size", duration_s: float = 0.5, **cha
     difference = changes.pop("difference", f"input 0 is float32[{number},3], was float32[{number - 1},3]")
     why = explanation(cause, difference=difference, advice=changes.pop("advice", ""))
     row = CompileRow(
-        number, "torchscript", 0.1, duration_s, number, number, loaded=False, elsewhere=False, explanation=why
+        number, "torchscript", 0.1, duration_s, number, number, loaded=False, out_of_process=False, explanation=why
     )
     return replace(row, **changes)
 

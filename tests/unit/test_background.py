@@ -13,14 +13,14 @@ import time
 import pytest
 import torch
 
-from torch_ltc.lowering.portable import NotPortableError, dump_data, load_data
-from torch_ltc.lowering.turns import AbandonedError, give_way, polite
+from torch_ltc.compile.background import Background
+from torch_ltc.compile.compiler_client import CompilerClient, CompilerDied
+from torch_ltc.compile.compiler_process import answer, read_message, write_message
+from torch_ltc.lowering.gil import CompileCancelled, cooperative, yield_gil
+from torch_ltc.lowering.serialize import NotSerializableError, dump_data, load_data
 from torch_ltc.program.instruction import Call
-from torch_ltc.program.source import UNKNOWN
 from torch_ltc.program.spec import make_spec
-from torch_ltc.runtime.background import Background
-from torch_ltc.runtime.compiler_process import answer, read_message, write_message
-from torch_ltc.runtime.elsewhere import CompilerEnded, Elsewhere
+from torch_ltc.source import UNKNOWN
 
 LONG_S = 60.0
 
@@ -67,8 +67,8 @@ def test_stopping_abandons_work_that_gives_way_and_finishes_one_lane() -> None:
         began.set()
         try:
             while True:
-                give_way()
-        except AbandonedError:
+                yield_gil()
+        except CompileCancelled:
             seen.append("abandoned")
             raise
 
@@ -92,19 +92,19 @@ def test_a_polite_thread_rests_and_others_never_do(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(time, "sleep", rests.append)
     clock = iter(range(1000))
     monkeypatch.setattr(time, "perf_counter", lambda: float(next(clock)))
-    give_way()
+    yield_gil()
     assert rests == []
-    with polite():
-        give_way()
-        give_way()
-    give_way()
+    with cooperative():
+        yield_gil()
+        yield_gil()
+    yield_gil()
     assert len(rests) == 2
 
 
 def test_the_switch_interval_is_short_while_somebody_is_polite() -> None:
     before = sys.getswitchinterval()
-    with polite():
-        with polite():
+    with cooperative():
+        with cooperative():
             assert sys.getswitchinterval() < before
         assert sys.getswitchinterval() < before
     assert sys.getswitchinterval() == pytest.approx(before)
@@ -113,7 +113,7 @@ def test_the_switch_interval_is_short_while_somebody_is_polite() -> None:
 def test_a_switch_interval_that_the_user_sets_meanwhile_stays() -> None:
     before = sys.getswitchinterval()
     try:
-        with polite():
+        with cooperative():
             sys.setswitchinterval(0.02)
         assert sys.getswitchinterval() == pytest.approx(0.02)
     finally:
@@ -141,12 +141,12 @@ def test_operators_and_geometries_are_the_same_objects_after_the_way() -> None:
 
 def test_an_unknown_operator_is_told() -> None:
     data = dump_data(torch.ops.aten.add.Tensor).replace(b"aten::add", b"aten::adx")
-    with pytest.raises(NotPortableError, match="aten::adx"):
+    with pytest.raises(NotSerializableError, match="aten::adx"):
         load_data(data)
 
 
 def test_what_cannot_be_written_down_is_told() -> None:
-    with pytest.raises(NotPortableError):
+    with pytest.raises(NotSerializableError):
         dump_data(lambda: 1)
 
 
@@ -159,11 +159,11 @@ def test_a_request_that_cannot_be_read_is_not_answered() -> None:
 
 
 @pytest.fixture(scope="module")
-def process() -> Elsewhere:
-    return Elsewhere()
+def process() -> CompilerClient:
+    return CompilerClient()
 
 
-def test_the_process_answers_and_is_ended(process: Elsewhere) -> None:
+def test_the_process_answers_and_is_ended(process: CompilerClient) -> None:
     assert process.pid is None
     assert "have changed" in process.ask(pickle.dumps(("other versions", b""))).unable
     pid = process.pid
@@ -173,19 +173,19 @@ def test_the_process_answers_and_is_ended(process: Elsewhere) -> None:
     large = process.ask(pickle.dumps(("other versions", b"x" * 3_000_000)))
     assert "have changed" in large.unable
     os.kill(pid, signal.SIGKILL)
-    with pytest.raises(CompilerEnded, match="status -9"):
+    with pytest.raises(CompilerDied, match="status -9"):
         process.ask(b"nonsense")
     assert process.ask(b"nonsense").unable
     process.close()
     assert process.pid is None
-    with pytest.raises(CompilerEnded):
+    with pytest.raises(CompilerDied):
         process.ask(b"nonsense")
 
 
 def test_no_process_without_an_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "")
-    with pytest.raises(CompilerEnded, match="no Python"):
-        Elsewhere().ask(b"")
+    with pytest.raises(CompilerDied, match="no Python"):
+        CompilerClient().ask(b"")
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    with pytest.raises(CompilerEnded, match="no process"):
-        Elsewhere().ask(b"")
+    with pytest.raises(CompilerDied, match="no process"):
+        CompilerClient().ask(b"")

@@ -9,9 +9,9 @@ import torch
 from torch.nn import functional as F
 
 import torch_ltc
+from torch_ltc.execute.pending import pending_program
 from torch_ltc.program.difference import Listing, difference, difference_text
-from torch_ltc.program.render import program_lines
-from torch_ltc.runtime.pending import pending_program
+from torch_ltc.program.text import program_lines
 from torch_ltc.source import UNKNOWN, Source
 
 

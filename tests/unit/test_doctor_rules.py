@@ -22,7 +22,7 @@ from tests.support.recordings import (
 from torch_ltc.debug.doctor import examine, rules
 from torch_ltc.debug.doctor.figures import listed, percent
 from torch_ltc.debug.recording import Finding, Memory, NonFiniteRow, Recording
-from torch_ltc.quantities import duration_text
+from torch_ltc.formatting import duration_text
 
 
 def found(code: str, made: Recording) -> list[Finding]:

@@ -13,13 +13,13 @@ import torch
 
 import torch_ltc
 from torch_ltc import debug
+from torch_ltc.compile.program_cache import fingerprint
 from torch_ltc.config import settings
 from torch_ltc.debug.dump import diff, known_program
 from torch_ltc.errors import LtcError, LtcWarning
 from torch_ltc.events import SyncEvent, subscribe
-from torch_ltc.program.render import program_text
-from torch_ltc.runtime.cache import fingerprint
-from torch_ltc.runtime.pending import pending_program
+from torch_ltc.execute.pending import pending_program
+from torch_ltc.program.text import program_text
 from torch_ltc.source import UNKNOWN
 
 
@@ -86,9 +86,9 @@ def test_the_file_of_synced_programs_is_laid_out_as_the_original_lays_it_out(tmp
 
 def test_the_hash_does_not_depend_on_the_users_lines() -> None:
     program = pending_program([torch.ones(2).to("ltc").relu()])
-    elsewhere = [replace(item, source=UNKNOWN) for item in program.instructions]
-    assert program_text(replace(program, instructions=tuple(elsewhere))) != program_text(program)
-    assert fingerprint(replace(program, instructions=tuple(elsewhere))) == fingerprint(program)
+    others = [replace(item, source=UNKNOWN) for item in program.instructions]
+    assert program_text(replace(program, instructions=tuple(others))) != program_text(program)
+    assert fingerprint(replace(program, instructions=tuple(others))) == fingerprint(program)
 
 
 def test_a_file_that_cannot_be_written_is_a_warning_once(tmp_path: Path) -> None:

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from torch_ltc.config import settings
+from torch_ltc.deferred import deferred
 from torch_ltc.errors import LtcError
-from torch_ltc.runtime.executor import Executor
+from torch_ltc.execute.executor import Executor
 
 LONG_S = 30.0
 
@@ -104,24 +105,24 @@ def test_drain_waits_for_what_is_queued() -> None:
 
 def test_reported_errors_are_raised_once() -> None:
     executor = Executor()
-    executor.raise_reported()
+    executor.raise_deferred()
     first = LtcError("first")
-    executor.report(first)
-    assert executor.unseen(first)
+    deferred.add_error(first)
+    assert deferred.is_deferred(first)
     with pytest.raises(LtcError, match="first"):
-        executor.raise_reported()
-    assert not executor.unseen(first)
-    executor.raise_reported()
+        executor.raise_deferred()
+    assert not deferred.is_deferred(first)
+    executor.raise_deferred()
 
 
 def test_errors_reported_together_are_all_told() -> None:
     executor = Executor()
-    executor.report(LtcError("first"))
-    executor.report(LtcError("second"))
+    deferred.add_error(LtcError("first"))
+    deferred.add_error(LtcError("second"))
     told = ""
     for _ in range(2):
         try:
-            executor.raise_reported()
+            executor.raise_deferred()
         except LtcError as error:
             told += str(error) + "".join(getattr(error, "__notes__", []))
     assert "first" in told
@@ -131,9 +132,9 @@ def test_errors_reported_together_are_all_told() -> None:
 def test_a_forgotten_error_is_not_raised() -> None:
     executor = Executor()
     error = LtcError("seen elsewhere")
-    executor.report(error)
-    executor.forget(error)
-    executor.raise_reported()
+    deferred.add_error(error)
+    deferred.discard_error(error)
+    executor.raise_deferred()
 
 
 def test_the_worker_uses_the_callers_number_of_kernel_threads() -> None:
@@ -160,7 +161,7 @@ def test_a_failure_that_nobody_reads_is_shown_when_the_process_ends() -> None:
     script = (
         "import torch, torch_ltc\n"
         "from torch_ltc.events import SyncReason\n"
-        "from torch_ltc.runtime.sync import cut\n"
+        "from torch_ltc.execute.sync import cut\n"
         "y = torch.nn.functional.embedding(torch.tensor([9]).to('ltc'), torch.ones(3, 2, device='ltc'))\n"
         "cut(SyncReason.EXPLICIT)  # a sync would raise the error if it comes early\n"
     )

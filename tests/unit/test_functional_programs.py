@@ -14,10 +14,10 @@ from tests.support.backends import FunctionalBackend, record, registered, run_fu
 from torch_ltc import events
 from torch_ltc.config import settings
 from torch_ltc.errors import CompileError
-from torch_ltc.lowering.decompositions import core_aten, only_ours
+from torch_ltc.lowering.decomposition_tables import core_aten, only_ours
 from torch_ltc.lowering.functionalize import functionalize
 from torch_ltc.program.instruction import ReturnKind
-from torch_ltc.program.render import program_text
+from torch_ltc.program.text import program_text
 from torch_ltc.program.verify import verify
 
 

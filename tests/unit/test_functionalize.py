@@ -15,7 +15,7 @@ import torch_ltc
 from tests.support.backends import FunctionalBackend, record, registered
 from torch_ltc.config import settings
 from torch_ltc.errors import BackendWarning
-from torch_ltc.lowering.decompositions import core_aten
+from torch_ltc.lowering.decomposition_tables import core_aten
 from torch_ltc.lowering.functionalize import functionalize
 from torch_ltc.program.instruction import Input
 

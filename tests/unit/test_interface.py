@@ -14,7 +14,7 @@ import torch_ltc
 from tests.support.backends import CPU, FunctionalBackend, RecordedBackend, record, run_recorded
 from torch_ltc.config import settings
 from torch_ltc.errors import BackendError, CompileError, DeviceMismatchError, ExecutionError
-from torch_ltc.lowering.data import BackendData, BackendDevice, BackendDeviceType, DataState
+from torch_ltc.lowering.backend_data import BackendData, BackendDevice, BackendDeviceType, DataState
 from torch_ltc.lowering.interface import (
     Arguments,
     Backend,

@@ -15,10 +15,10 @@ from torch_ltc import events
 from torch_ltc.backends.interpreter import InterpreterBackend, memory_roots
 from torch_ltc.backends.torchscript import TorchScriptBackend
 from torch_ltc.errors import ExecutionError, InferenceError, LtcError, PoisonedTensorError
+from torch_ltc.execute.executor import executor
+from torch_ltc.execute.pending import pending_program
 from torch_ltc.lowering.interface import Arguments, Backend, Outcome
 from torch_ltc.program.instruction import Program
-from torch_ltc.runtime.executor import executor
-from torch_ltc.runtime.pending import pending_program
 
 CPU = torch.device("cpu")
 

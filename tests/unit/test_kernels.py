@@ -12,7 +12,7 @@ from torch_ltc.config import settings
 from torch_ltc.device import kernels
 from torch_ltc.device.kernels import compile_kernel, is_forced, kernel_source, make_kernel
 from torch_ltc.device.library import kernel_for, overloads
-from torch_ltc.program.operator import Kind, Operator
+from torch_ltc.record.operator import Kind, Operator
 
 aten = torch.ops.aten
 

@@ -11,16 +11,11 @@ import pytest
 import torch
 
 import torch_ltc
+from torch_ltc.compile.program_cache import Entry
 from torch_ltc.config import settings
 from torch_ltc.errors import LtcError, PoisonedTensorError
-from torch_ltc.lowering.interface import Arguments, Computation, Outcome
-from torch_ltc.program.instruction import Call
-from torch_ltc.program.spec import make_spec
-from torch_ltc.quantities import size_text
-from torch_ltc.runtime import memory as module
-from torch_ltc.runtime.buffer import Buffer, new_buffer
-from torch_ltc.runtime.cache import Entry
-from torch_ltc.runtime.memory import (
+from torch_ltc.execute import memory as module
+from torch_ltc.execute.memory import (
     Holding,
     MemoryCount,
     add_holdings,
@@ -29,8 +24,13 @@ from torch_ltc.runtime.memory import (
     physical_figures,
     summary_text,
 )
-from torch_ltc.runtime.pending import pending_program
-from torch_ltc.runtime.recorder import recorder
+from torch_ltc.execute.pending import pending_program
+from torch_ltc.formatting import size_text
+from torch_ltc.lowering.interface import Arguments, Computation, Outcome
+from torch_ltc.program.instruction import Call
+from torch_ltc.program.spec import make_spec
+from torch_ltc.record.buffer import Buffer, new_buffer
+from torch_ltc.record.recorder import recorder
 from torch_ltc.source import UNKNOWN, Source
 
 NO_ROOM = (
@@ -113,14 +113,14 @@ def a_call(source: Source) -> Call:
 
 def test_live_buffers_are_grouped_by_call_and_line_largest_first() -> None:
     count = MemoryCount()
-    call, elsewhere = a_call(HERE), replace(HERE, line=20)
+    call, others = a_call(HERE), replace(HERE, line=20)
     made = [full_buffer(10), full_buffer(20), full_buffer(100), full_buffer(5), full_buffer(1)]
-    for buffer, maker in zip(made, (call, replace(call), HERE, elsewhere, None), strict=True):
+    for buffer, maker in zip(made, (call, replace(call), HERE, others, None), strict=True):
         count.hold(buffer, maker)
     assert count.largest(9) == [
         Holding("", HERE, 1, 400),
         Holding("aten::relu", HERE, 2, 120),
-        Holding("", elsewhere, 1, 20),
+        Holding("", others, 1, 20),
         Holding("", UNKNOWN, 1, 4),
     ]
     count.run += 1

@@ -262,9 +262,9 @@ def test_every_figure_of_an_event_is_documented() -> None:
     events.emit(events.MismatchEvent("aten::add", "a", "b"))
     events.emit(events.PruneEvent(2, 1))
     # Counted where no event tells of it.
-    elsewhere = {"lazy::<op>", "TrieForked", "CompileNotOnDisk"}
+    others = {"lazy::<op>", "TrieForked", "CompileNotOnDisk"}
     patterns = {"Execute::b": "Execute::<backend>", "aten::nonzero": "aten::<op>"}
-    assert {patterns.get(name, name) for name in metrics.counter_names()} == set(metrics.COUNTERS) - elsewhere
+    assert {patterns.get(name, name) for name in metrics.counter_names()} == set(metrics.COUNTERS) - others
     recorded = metrics.snapshot()["metrics"]
     units = {name.partition("::")[0]: recorded[name]["unit"] for name in recorded}
     assert units == {name.partition("::")[0]: unit for name, (unit, _) in metrics.METRICS.items()}

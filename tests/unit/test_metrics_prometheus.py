@@ -130,10 +130,10 @@ def test_the_parser_of_prometheus_reads_the_same() -> None:
     emit_some()
     metrics.count('odd::"\\\n')
     text = metrics.to_prometheus()
-    families = list(text_string_to_metric_families(text))
-    assert {family.type for family in families} == {"counter", "summary"}
+    specializations = list(text_string_to_metric_families(text))
+    assert {family.type for family in specializations} == {"counter", "summary"}
     ours = {name: value for samples in parse(text).values() for name, value in samples.items()}
-    theirs = [sample for family in families for sample in family.samples]
+    theirs = [sample for family in specializations for sample in family.samples]
     assert len(theirs) == len(ours)
     odd = [sample for sample in theirs if sample.labels.get("op", "").startswith("odd")]
     assert [(sample.labels, sample.value) for sample in odd] == [({"op": 'odd::"\\\n'}, 1.0)]

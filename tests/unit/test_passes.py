@@ -14,19 +14,19 @@ from torch.nn import functional as F
 import torch_ltc
 from tests.semantics.test_random_programs import grow
 from tests.support.backends import FunctionalBackend, record, run_functional
-from torch_ltc.lowering.decompositions import core_aten, only_ours
+from torch_ltc.lowering.decomposition_tables import core_aten, only_ours
 from torch_ltc.lowering.functionalize import functionalize
 from torch_ltc.lowering.lower import functional_form
 from torch_ltc.lowering.passes import (
     PASSES,
+    cse,
+    dce,
     fold_constants,
-    forward_copies,
-    remove_dead_calls,
+    propagate_copies,
     run_passes,
-    share_common_calls,
 )
-from torch_ltc.program.instruction import Call, Geometry, Program, Size, Symbol
-from torch_ltc.program.render import program_text
+from torch_ltc.program.instruction import Call, Program, Size, Symbol, SymbolicShape
+from torch_ltc.program.text import program_text
 from torch_ltc.program.verify import verify
 
 X = torch.arange(1.0, 7.0).view(2, 3)
@@ -77,7 +77,7 @@ def test_calls_that_nobody_uses_are_dropped_with_what_only_they_used() -> None:
 
     program = functional(function, X)
     assert names(program) == ["sin", "cos", "exp"]
-    assert names(changed(remove_dead_calls, program, X)) == ["exp"]
+    assert names(changed(dce, program, X)) == ["exp"]
 
 
 def test_random_calls_stay_because_they_move_the_generator() -> None:
@@ -85,25 +85,25 @@ def test_random_calls_stay_because_they_move_the_generator() -> None:
         torch.rand_like(x.sin())
         return x.exp()
 
-    after = changed(remove_dead_calls, functional(function, X))
+    after = changed(dce, functional(function, X))
     assert sum(call.random for call in after.calls) == 1
     assert "exp" in names(after)
 
 
 def test_a_call_of_which_one_result_is_used_stays() -> None:
     program = functional(lambda x: x.sort()[1], X)
-    assert names(changed(remove_dead_calls, program, X)) == ["sort"]
+    assert names(changed(dce, program, X)) == ["sort"]
 
 
 def test_new_values_of_inputs_are_used() -> None:
     program = functional(lambda x: (x.add_(1), None)[1], X)
-    assert names(changed(remove_dead_calls, program, X)) == names(program)
+    assert names(changed(dce, program, X)) == names(program)
     assert len(program.updates) == 1
 
 
 def test_inputs_stay_even_when_nobody_uses_them() -> None:
     program = functional(lambda x, y: (y + 1, x.exp())[1], X, X)
-    assert len(changed(remove_dead_calls, program, X, X).inputs) == 2
+    assert len(changed(dce, program, X, X).inputs) == 2
 
 
 # ---- common calls
@@ -113,12 +113,12 @@ def test_equal_calls_are_one() -> None:
     def function(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return x.sin().exp(), x.sin().exp() + 1, x.sum(0) + x.sum(0)
 
-    after = changed(share_common_calls, functional(function, X), X)
+    after = changed(cse, functional(function, X), X)
     assert names(after) == ["sin", "exp", "add.Tensor", "sum.dim_IntList", "add.Tensor"]
 
 
 def test_equal_outputs_are_both_there() -> None:
-    after = changed(share_common_calls, functional(lambda x: (x.sin(), x.sin()), X), X)
+    after = changed(cse, functional(lambda x: (x.sin(), x.sin()), X), X)
     assert names(after) == ["sin"]
     assert len(after.outputs) == 2
     assert len(set(after.outputs)) == 1
@@ -126,16 +126,16 @@ def test_equal_outputs_are_both_there() -> None:
 
 def test_random_calls_are_never_one() -> None:
     program = functional(lambda x: (torch.rand_like(x), torch.rand_like(x)), X)
-    after = changed(share_common_calls, program)
+    after = changed(cse, program)
     assert sum(call.random for call in after.calls) == 2
     assert len(set(after.outputs)) == 2
 
 
 def test_numbers_of_another_type_or_sign_are_other_numbers() -> None:
     program = functional(lambda x: (x + 1, x + 1.0, x + True), X)
-    assert len(changed(share_common_calls, program, X).calls) == len(program.calls)
+    assert len(changed(cse, program, X).calls) == len(program.calls)
     zeros = functional(lambda x: (x * 0.0, x * -0.0, torch.full((2,), 0.0, device=x.device)), X)
-    after = changed(share_common_calls, zeros, X)
+    after = changed(cse, zeros, X)
     products = [call for call in after.calls if call.name.startswith("aten::mul")]
     assert len(products) == 2
     first, second, _ = run_functional(after, [X])
@@ -145,7 +145,7 @@ def test_numbers_of_another_type_or_sign_are_other_numbers() -> None:
 
 def test_not_a_number_is_a_number_like_any_other() -> None:
     program = functional(lambda x: (x * float("nan"), x * float("nan")), X)
-    assert len(changed(share_common_calls, program, X).calls) == 1
+    assert len(changed(cse, program, X).calls) == 1
 
 
 def test_other_dtypes_dimensions_and_operands_are_other_calls() -> None:
@@ -153,17 +153,17 @@ def test_other_dtypes_dimensions_and_operands_are_other_calls() -> None:
         return x.sum(0), x.sum(1), x.to(torch.float64), x.to(torch.float16), x - y, y - x
 
     program = functional(function, X, X)
-    assert len(changed(share_common_calls, program, X, X).calls) == len(program.calls)
+    assert len(changed(cse, program, X, X).calls) == len(program.calls)
 
 
 def test_calls_whose_operands_became_one_are_one() -> None:
     program = functional(lambda x: (x.sin().cos().exp(), x.sin().cos().tanh()), X)
-    assert names(changed(share_common_calls, program, X)) == ["sin", "cos", "exp", "tanh"]
+    assert names(changed(cse, program, X)) == ["sin", "cos", "exp", "tanh"]
 
 
 def test_lists_of_operands_are_renamed_too() -> None:
     program = functional(lambda x: torch.cat([x.sin(), x.sin(), x.cos()]), X)
-    after = changed(share_common_calls, program, X)
+    after = changed(cse, program, X)
     assert names(after) == ["sin", "cos", "cat"]
     assert after.calls[-1].operands[0] == after.calls[-1].operands[1]
 
@@ -172,13 +172,13 @@ def test_operands_given_by_keyword_are_renamed_too() -> None:
     def function(x: Tensor) -> Tensor:
         return torch.searchsorted(x, x + 1, sorter=x.argsort().clone())
 
-    after = changed(forward_copies, functional(function, X), X)
+    after = changed(propagate_copies, functional(function, X), X)
     assert "clone" not in names(after)
 
 
 def test_calls_that_use_other_results_of_one_call_differ() -> None:
     program = functional(lambda x: tuple(part.sin() for part in x.sort()), X)
-    assert names(changed(share_common_calls, program, X)).count("sin") == 2
+    assert names(changed(cse, program, X)).count("sin") == 2
 
 
 # ---- copies
@@ -186,21 +186,21 @@ def test_calls_that_use_other_results_of_one_call_differ() -> None:
 
 def test_users_of_a_copy_use_the_original() -> None:
     program = functional(lambda x: x.clone().view(2, 3).sin(), X)
-    after = changed(forward_copies, program, X)
+    after = changed(propagate_copies, program, X)
     assert names(after) == ["sin"]
     assert after.calls[0].operands == (after.inputs[0].number,)
 
 
 def test_a_copy_of_another_layout_is_a_copy() -> None:
     program = functional(lambda x: (x.t().contiguous().t(), x.t().clone()), X)
-    after = changed(forward_copies, program, X)
+    after = changed(propagate_copies, program, X)
     specs = after.specs()
     assert [specs[number].stride for number in after.outputs] == [(1, 2), (1, 3)]
     assert "clone" in names(after)
 
 
 def test_a_cast_that_changes_the_dtype_is_no_copy() -> None:
-    after = changed(forward_copies, functional(lambda x: (x.to(torch.float64), x.to(torch.int32)), X), X)
+    after = changed(propagate_copies, functional(lambda x: (x.to(torch.float64), x.to(torch.int32)), X), X)
     assert names(after).count("_to_copy") == 2
 
 
@@ -216,19 +216,19 @@ def test_a_cast_that_changes_the_dtype_is_no_copy() -> None:
     ],
 )
 def test_calls_that_move_elements_stay(function: Callable[[Tensor], Tensor]) -> None:
-    assert len(changed(forward_copies, functional(function, X), X).calls) >= 2
+    assert len(changed(propagate_copies, functional(function, X), X).calls) >= 2
 
 
 @pytest.mark.parametrize("size", [(3, 3), (1, 1), (1, 4), (4, 1)])
 def test_transposing_a_square_is_no_copy_and_a_line_is_right_either_way(size: tuple[int, int]) -> None:
     square = torch.rand(size)
     program = functional(lambda x: (x.t() + 1, x.permute(1, 0).contiguous().sin()), square)
-    changed(forward_copies, program, square)
+    changed(propagate_copies, program, square)
 
 
 def test_permutations_that_undo_each_other() -> None:
     program = functional(lambda x: (x.permute(1, 0).permute(1, 0).sin(), x.t().exp().t().cos()), X)
-    changed(forward_copies, program, X)
+    changed(propagate_copies, program, X)
 
 
 def test_an_input_that_ends_as_it_was_is_not_updated() -> None:
@@ -470,7 +470,7 @@ def test_calls_keep_their_lines() -> None:
     assert all(isinstance(call, Call) and call.source.file == __file__ for call in program.calls)
 
 
-def symbolic(program: Program, *geometries: Geometry) -> Program:
+def symbolic(program: Program, *geometries: SymbolicShape) -> Program:
     """The program with these geometries of its first values, which look alike in the program that is compiled."""
     symbols = (Symbol("s0", 3, True), Symbol("s1", 3, True))
     return replace(program, symbols=symbols, geometry=dict(enumerate(geometries)))
@@ -481,15 +481,15 @@ ROWS, COLUMNS = Size("s0", 3), Size("s1", 3)
 
 def test_values_that_are_alike_for_some_symbols_only_stay_apart() -> None:
     plain = functional(lambda x: x.view(3, 3).exp(), torch.ones(3, 3))
-    assert names(forward_copies(plain)) == ["exp"]
-    turned = symbolic(plain, Geometry((ROWS, COLUMNS), (COLUMNS, 1)), Geometry((COLUMNS, ROWS), (ROWS, 1)))
-    assert names(forward_copies(turned)) == ["view", "exp"]
-    same = symbolic(plain, Geometry((ROWS, COLUMNS), (COLUMNS, 1)), Geometry((ROWS, COLUMNS), (COLUMNS, 1)))
-    assert names(forward_copies(same)) == ["exp"]
+    assert names(propagate_copies(plain)) == ["exp"]
+    turned = symbolic(plain, SymbolicShape((ROWS, COLUMNS), (COLUMNS, 1)), SymbolicShape((COLUMNS, ROWS), (ROWS, 1)))
+    assert names(propagate_copies(turned)) == ["view", "exp"]
+    same = symbolic(plain, SymbolicShape((ROWS, COLUMNS), (COLUMNS, 1)), SymbolicShape((ROWS, COLUMNS), (COLUMNS, 1)))
+    assert names(propagate_copies(same)) == ["exp"]
 
 
 def test_a_known_number_is_filled_in_for_all_symbols() -> None:
     program = functional(lambda x: torch.full((3,), 2.0, device=x.device).clone() + x, torch.ones(3))
-    made = {number: Geometry((ROWS,), (1,)) for number in range(program.values)}
+    made = {number: SymbolicShape((ROWS,), (1,)) for number in range(program.values)}
     after = fold_constants(replace(program, symbols=(Symbol("s0", 3, True),), geometry=made))
     assert [call.args[0] for call in after.calls if call.name == "aten::full"][-1] == (ROWS,)

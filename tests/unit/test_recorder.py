@@ -9,11 +9,11 @@ import pytest
 import torch
 
 import torch_ltc
-from torch_ltc.program import infer as inference
 from torch_ltc.program.instruction import Call, Input
-from torch_ltc.runtime.arguments import freeze, plain_number, storage_groups
-from torch_ltc.runtime.buffer import buffer_of
-from torch_ltc.runtime.recorder import recorder
+from torch_ltc.record.arguments import freeze, plain_number, storage_groups
+from torch_ltc.record.buffer import buffer_of
+from torch_ltc.record.recorder import recorder
+from torch_ltc.shapes import inference as inference
 
 
 @pytest.fixture(autouse=True)

@@ -76,7 +76,7 @@ def test_the_script_in_full(tmp_path):
         "import torch\n"
         "\n"
         "import torch_ltc\n"
-        "from torch_ltc.debug.compare import difference\n"
+        "from torch_ltc.debug.compare_runs import difference\n"
         "from torch_ltc.lowering.tolerance import program_tolerance\n"
         "\n"
         'BACKEND = "torchscript"\n'

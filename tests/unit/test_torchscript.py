@@ -15,11 +15,11 @@ import torch_ltc
 from torch_ltc import events
 from torch_ltc.backends import torchscript
 from torch_ltc.backends.torchscript import ScriptComputation, TorchScriptBackend, graph, segments
-from torch_ltc.backends.torchscript.lines import Lines
+from torch_ltc.backends.torchscript.source_ranges import Lines
 from torch_ltc.config import settings
+from torch_ltc.execute.pending import pending_program
 from torch_ltc.program.instruction import Call, Program, Scalar, Value
-from torch_ltc.program.source import UNKNOWN, Source
-from torch_ltc.runtime.pending import pending_program
+from torch_ltc.source import UNKNOWN, Source
 
 
 @pytest.fixture(autouse=True)

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from torch_ltc.program.instruction import Input
-from torch_ltc.program.source import UNKNOWN
 from torch_ltc.program.spec import make_spec
 from torch_ltc.program.tree import Node, Tree
+from torch_ltc.source import UNKNOWN
 
 SPEC = make_spec(torch.float32, (2,), (1,))
 

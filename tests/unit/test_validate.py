@@ -14,11 +14,11 @@ import torch_ltc
 from tests.conformance.wrong_backends import DropsWrites, Inexact, Right, SwapsResults
 from tests.support.backends import ArrayBackend, Misbehaving, RecordedBackend, registered, seen_events, used
 from torch_ltc.config import settings
-from torch_ltc.debug.compare import difference
+from torch_ltc.debug.compare_runs import difference
 from torch_ltc.errors import ExecutionError, ValidationError
 from torch_ltc.events import RefusalEvent
-from torch_ltc.lowering.calls import run_call
 from torch_ltc.lowering.interface import Arguments, Backend, Form
+from torch_ltc.lowering.kernel_call import run_call
 from torch_ltc.program.instruction import Program
 
 

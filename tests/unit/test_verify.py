@@ -12,7 +12,7 @@ import torch
 import torch_ltc
 from tests.support.backends import record
 from torch_ltc.errors import VerifyError
-from torch_ltc.lowering.decompositions import core_aten
+from torch_ltc.lowering.decomposition_tables import core_aten
 from torch_ltc.lowering.functionalize import functionalize
 from torch_ltc.program.instruction import (
     DEVICE_GENERATOR,
@@ -25,9 +25,9 @@ from torch_ltc.program.instruction import (
     Update,
     Value,
 )
-from torch_ltc.program.source import UNKNOWN
 from torch_ltc.program.spec import make_spec
 from torch_ltc.program.verify import verify
+from torch_ltc.source import UNKNOWN
 
 
 @pytest.fixture(autouse=True)

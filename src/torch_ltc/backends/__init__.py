@@ -1,1 +1,1 @@
-"""The backends in the box. Strangers to each other."""
+"""The built-in backends, independent of each other."""

@@ -14,8 +14,8 @@ import torch
 
 from torch_ltc.errors import ExecutionError, InferenceError, LtcError
 from torch_ltc.events import MismatchEvent, emit
-from torch_ltc.lowering.calls import fill, flatten_results, laid_out
 from torch_ltc.lowering.interface import Arguments, Backend, Computation, Outcome
+from torch_ltc.lowering.kernel_call import fill, flatten_results, laid_out
 from torch_ltc.program.instruction import (
     Call,
     Input,
@@ -24,9 +24,9 @@ from torch_ltc.program.instruction import (
     ReturnKind,
     Value,
 )
-from torch_ltc.program.render import program_text
-from torch_ltc.program.source import Source
 from torch_ltc.program.spec import spec_of
+from torch_ltc.program.text import program_text
+from torch_ltc.source import Source
 
 
 class InterpreterBackend(Backend):

@@ -17,11 +17,11 @@ from typing import Any
 
 from torch_ltc.cli.command import Command, add_json
 from torch_ltc.cli.output import age_text, note, pairs, parse_size, print_json, table
+from torch_ltc.compile.disk_cache import Store, Stored, read_key
 from torch_ltc.config import cache_folder, settings
 from torch_ltc.errors import LtcError
-from torch_ltc.lowering.surroundings import versions_text
-from torch_ltc.quantities import count_text, size_text
-from torch_ltc.runtime.disk import Store, Stored, read_key
+from torch_ltc.formatting import count_text, size_text
+from torch_ltc.lowering.torch_state import versions_text
 
 _DAY_S = 86400.0
 

@@ -20,8 +20,8 @@ import torch
 from torch.utils._device import _device_constructors
 
 from torch_ltc.cli.patches import Patches
-from torch_ltc.device import module as ltc
-from torch_ltc.program.source import is_user_file
+from torch_ltc.device import device_module as ltc
+from torch_ltc.record.call_site import is_user_file
 
 _OURS = "torch_ltc"
 _Device = type(torch.device("cpu"))

@@ -11,9 +11,9 @@ from torch_ltc.cli.command import Command, add_json
 from torch_ltc.cli.hardware import cpu_name
 from torch_ltc.cli.output import coloured, print_json, table
 from torch_ltc.config import settings
-from torch_ltc.device import module as ltc
-from torch_ltc.quantities import size_text
-from torch_ltc.runtime.buffer import physical_device
+from torch_ltc.device import device_module as ltc
+from torch_ltc.formatting import size_text
+from torch_ltc.record.buffer import physical_device
 
 
 def _physical() -> list[dict[str, Any]]:

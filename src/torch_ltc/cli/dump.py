@@ -12,9 +12,9 @@ from torch_ltc.cli.output import coloured, print_json, table
 from torch_ltc.cli.recordings import find_program, read_recording
 from torch_ltc.debug.recording import ProgramRow, Recording
 from torch_ltc.errors import RecordingError
+from torch_ltc.formatting import count_text, duration_text
 from torch_ltc.program.difference import difference, difference_text
-from torch_ltc.program.render import source_text
-from torch_ltc.quantities import count_text, duration_text
+from torch_ltc.program.text import source_text
 from torch_ltc.source import Source
 
 # As in the listing: a line makes values, "%3:f32[2] = ...", of others, "%1".

@@ -14,10 +14,10 @@ import torch_ltc
 from torch_ltc.cli.command import Command, add_json
 from torch_ltc.cli.hardware import cpu_name, first_line
 from torch_ltc.cli.output import coloured, pairs, print_json
+from torch_ltc.compile.disk_cache import Store
 from torch_ltc.config import SETTINGS, Origin, cache_folder, foreign_variable, own_variables, settings
-from torch_ltc.device import module as ltc
-from torch_ltc.quantities import size_text
-from torch_ltc.runtime.disk import Store
+from torch_ltc.device import device_module as ltc
+from torch_ltc.formatting import size_text
 
 _PACKAGES = (
     "numpy", "jax", "jaxlib", "triton", "transformers", "scikit-learn", "matplotlib", "tqdm", "expecttest", "pytest",

@@ -15,7 +15,7 @@ from torch_ltc.cli.command import Command
 from torch_ltc.cli.cuda_names import cuda_names
 from torch_ltc.cli.output import note
 from torch_ltc.cli.recordings import last_run, write_recording
-from torch_ltc.cli.script import run_script, surroundings
+from torch_ltc.cli.script import run_script, torch_state
 from torch_ltc.cli.script_device import default_device
 from torch_ltc.config import SETTINGS, settings
 from torch_ltc.debug.doctor import examine
@@ -23,7 +23,7 @@ from torch_ltc.debug.history import history
 from torch_ltc.debug.recording import Finding, Recording
 from torch_ltc.debug.report import write_report
 from torch_ltc.errors import LtcError, SettingError
-from torch_ltc.quantities import count_text
+from torch_ltc.formatting import count_text
 
 SEVERITIES = ("error", "warning", "hint")
 
@@ -65,7 +65,7 @@ def _run(options: argparse.Namespace) -> int:
     changes = dict(parse_setting(text) for text in options.changes)
     if options.backend is not None:
         changes["backend"] = options.backend
-    with surroundings(options.script, options.arguments, options.as_module):
+    with torch_state(options.script, options.arguments, options.as_module):
         # Not for a while: what happens when the process ends follows the settings too.
         for name, value in changes.items():
             setattr(settings, name, value)

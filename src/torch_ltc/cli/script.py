@@ -20,12 +20,12 @@ _RUNPY = runpy.__file__
 
 
 def run_script(script: str, as_module: bool = False) -> int:
-    """Run it to its end, inside of `surroundings`; gives the exit status."""
+    """Run it to its end, inside of `torch_state`; gives the exit status."""
     return _status_of(lambda: _execute(script, as_module))
 
 
 @contextmanager
-def surroundings(script: str, arguments: Sequence[str], as_module: bool) -> Iterator[None]:
+def torch_state(script: str, arguments: Sequence[str], as_module: bool) -> Iterator[None]:
     """Inside, the process looks as it does to a script. Raises LtcError when there is nothing to run."""
     if not as_module and not os.path.exists(script):
         raise LtcError(f"there is no file {script!r}", hint="name a script, or a module with -m")

@@ -3,9 +3,9 @@
 Everything here reads what `events` tells and what the runtime keeps; nothing here is needed to run a program.
 """
 
-from torch_ltc.debug.asking import sync_ledger
+from torch_ltc.debug.checks import NonFinite, dump_repro, find_nan
 from torch_ltc.debug.dump import compilations, diff, dump_ir, dump_passes, program_form, render_ir_graph
-from torch_ltc.debug.finders import NonFinite, dump_repro, find_nan
+from torch_ltc.debug.entry_points import sync_ledger
 from torch_ltc.debug.history import history as _history
 from torch_ltc.debug.profiler import profile
 from torch_ltc.debug.recompiles import recompiled as _recompiled

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from torch_ltc.backends.interpreter import Interpretation
-from torch_ltc.debug.compare import Difference, Ended, compared
+from torch_ltc.debug.compare_runs import Difference, Ended, compared
 from torch_ltc.debug.replay import Kept, Operand, Replay, operands, shake, source_of
 from torch_ltc.lowering.interface import Backend
 from torch_ltc.lowering.lower import lower
-from torch_ltc.lowering.results import check_count
+from torch_ltc.lowering.result_checks import check_count
 from torch_ltc.program.instruction import Call, Program, ReturnKind
 from torch_ltc.source import Source
 
@@ -58,8 +58,8 @@ class _Search:
         expected = self.kept.arguments(count)
         wanted = Interpretation(program).run(expected)
         arguments = self.kept.arguments(count)
-        lowered = lower(self.backend, program, list(arguments.scalars), set(), strict=False)
-        got = lowered.computation.run(arguments)
+        executable = lower(self.backend, program, list(arguments.scalars), set(), strict=False)
+        got = executable.computation.run(arguments)
         got.results = check_count(self.backend.name, program, got.results, len(program.outputs))
         ends = (wanted, expected.inputs), (got, arguments.inputs)
         found = compared(program, self.backend, *ends)

@@ -9,19 +9,19 @@ from collections.abc import Sequence
 
 import torch
 
+from torch_ltc.compile.jobs import compiling_now, summary
+from torch_ltc.compile.program_cache import Entry, fingerprint
 from torch_ltc.config import settings
 from torch_ltc.errors import LtcError, LtcWarning
+from torch_ltc.execute.pending import pending_numbers, pending_program
+from torch_ltc.execute.sync import synced_programs
 from torch_ltc.lowering.lower import functional_form, lower
 from torch_ltc.lowering.registry import registry
 from torch_ltc.program.difference import difference_text
 from torch_ltc.program.instruction import Program
-from torch_ltc.program.render import Sources, program_dot, program_text
-from torch_ltc.program.source import current_source, is_user_file
-from torch_ltc.runtime.cache import Entry, fingerprint
-from torch_ltc.runtime.pending import pending_numbers, pending_program
-from torch_ltc.runtime.recorder import recorder
-from torch_ltc.runtime.sync import synced_programs
-from torch_ltc.runtime.tiers import compiling_now, summary
+from torch_ltc.program.text import Sources, program_dot, program_text
+from torch_ltc.record.call_site import current_source, is_user_file
+from torch_ltc.record.recorder import recorder
 
 _file_lock = threading.Lock()
 # Files that could not be written, and that the user was told of.

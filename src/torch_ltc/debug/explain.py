@@ -11,9 +11,9 @@ from torch_ltc.debug.messages import MESSAGES
 from torch_ltc.debug.recording import CompileRow, Explanation, ProgramRow, Recording
 from torch_ltc.errors import LtcError
 from torch_ltc.events import SyncReason
-from torch_ltc.quantities import count_text, duration_text
-from torch_ltc.runtime.pending import uncomputed
-from torch_ltc.runtime.sync import producer_of
+from torch_ltc.execute.pending import uncomputed
+from torch_ltc.execute.sync import producer_of
+from torch_ltc.formatting import count_text, duration_text
 
 __all__ = ["Text", "explain", "explain_recording"]
 
@@ -90,7 +90,7 @@ def _overview(recording: Recording, compiles: list[CompileRow]) -> str:
 
 
 def _title(row: CompileRow) -> str:
-    where = " in another process" if row.elsewhere else ""
+    where = " in another process" if row.out_of_process else ""
     again = f", number {row.number} for this site" if row.number > 1 else ""
     done = f"loaded for {row.backend}" if row.loaded else f"compiled by {row.backend}{where}"
     return f"program {row.program}: {done} in {duration_text(row.duration_s)} after step {row.step}{again}"

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch_ltc.program.instruction import Call, Input, Instruction, Program, Scalar, Value
-from torch_ltc.program.render import operand_text
 from torch_ltc.program.spec import Spec
+from torch_ltc.program.text import operand_text
 from torch_ltc.source import UNKNOWN, Source
 
 __all__ = ["Difference", "first_difference"]

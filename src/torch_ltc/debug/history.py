@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch_ltc import events, metrics
+from torch_ltc.compile.program_cache import Entry
 from torch_ltc.config import SETTINGS, settings
 from torch_ltc.debug.causes import Compared, explain_compile, explain_new
-from torch_ltc.debug.figures import Compilation, LineFigures, LineTable, ProgramFigures, merged
 from torch_ltc.debug.recording import (
     BufferRow,
     CompileRow,
@@ -32,6 +32,7 @@ from torch_ltc.debug.recording import (
     Span,
     SyncRow,
 )
+from torch_ltc.debug.stats import Compilation, LineFigures, LineTable, ProgramFigures, merged
 from torch_ltc.debug.versions import versions
 from torch_ltc.events import (
     CompileEvent,
@@ -45,11 +46,10 @@ from torch_ltc.events import (
     SyncReason,
     UploadEvent,
 )
+from torch_ltc.execute.memory import memory, physical_figures
+from torch_ltc.execute.sync import synced_programs
 from torch_ltc.lowering.registry import registry
-from torch_ltc.program.render import program_lines
-from torch_ltc.runtime.cache import Entry
-from torch_ltc.runtime.memory import memory, physical_figures
-from torch_ltc.runtime.sync import synced_programs
+from torch_ltc.program.text import program_lines
 from torch_ltc.source import UNKNOWN, Source
 
 __all__ = ["History", "history"]
@@ -377,7 +377,7 @@ class History:
             step=compiled.step,
             number=compiled.number,
             loaded=compiled.loaded,
-            elsewhere=isinstance(event, CompileEvent) and event.elsewhere,
+            out_of_process=isinstance(event, CompileEvent) and event.out_of_process,
             explanation=self._explained(compiled),
         )
 

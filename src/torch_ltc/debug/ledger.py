@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from torch_ltc.debug.recording import Recording, SyncRow
-from torch_ltc.quantities import count_text, duration_text, size_text
+from torch_ltc.formatting import count_text, duration_text, size_text
 
 __all__ = ["ledger_text"]
 

@@ -17,6 +17,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from torch_ltc.backends.interpreter import memory_roots
+from torch_ltc.compile.hooks import Run
 from torch_ltc.config import settings
 from torch_ltc.debug.messages import Message, message
 from torch_ltc.debug.replay import (
@@ -31,13 +32,13 @@ from torch_ltc.debug.replay import (
     source_of,
     tensor_of,
 )
+from torch_ltc.deferred import deferred
 from torch_ltc.errors import LtcWarning, NonFiniteWarning
 from torch_ltc.events import NonFiniteEvent, emit
+from torch_ltc.execute.executor import executor
+from torch_ltc.execute.sync import sync
 from torch_ltc.lowering.interface import Arguments
 from torch_ltc.program.instruction import Call, Program, Value
-from torch_ltc.runtime.executor import executor
-from torch_ltc.runtime.sync import sync
-from torch_ltc.runtime.watching import Run
 from torch_ltc.source import Source
 
 __all__ = ["Finder", "NonFinite", "find_nan", "finder"]
@@ -351,7 +352,9 @@ class Finder:
             self._look(run, kept)
         except Exception as error:
             what = f"{type(error).__name__}: {error}"
-            executor.note(f"the search for NaN in program {run.entry.program.identity} failed: {what}", LtcWarning)
+            deferred.add_warning(
+                f"the search for NaN in program {run.entry.program.identity} failed: {what}", LtcWarning
+            )
 
     def _look(self, run: Run, kept: Kept) -> None:
         assert run.outcome is not None
@@ -388,7 +391,7 @@ class Finder:
             hearer.findings.append(finding)
             emit(NonFiniteEvent(finding.program, finding.op, finding.source, str(finding)))
             if hearer is self._everybody:
-                executor.note(str(finding), NonFiniteWarning)
+                deferred.add_warning(str(finding), NonFiniteWarning)
         return bool(new)
 
     def _remember(self, ends: list[torch.Tensor], finding: NonFinite) -> None:

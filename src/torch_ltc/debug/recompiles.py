@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch_ltc.config import settings
 from torch_ltc.debug.messages import MESSAGES
 from torch_ltc.debug.recording import Explanation
+from torch_ltc.deferred import deferred
 from torch_ltc.errors import RecompileError, RecompileWarning
-from torch_ltc.runtime.executor import executor
 from torch_ltc.source import Source
 
 __all__ = ["recompiled"]
@@ -27,9 +27,9 @@ def recompiled(explanation: Explanation, number: int, site: Source) -> None:
         f"{explanation.difference}{where} (torch_ltc.explain() says more; {message.link})"
     )
     if settings.recompiles == "error":
-        executor.report(RecompileError(text, hint=message.advice))
+        deferred.add_error(RecompileError(text, hint=message.advice))
     elif _is_told(number):
-        executor.note(text, RecompileWarning)
+        deferred.add_warning(text, RecompileWarning)
 
 
 def _is_told(number: int) -> bool:

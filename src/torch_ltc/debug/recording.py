@@ -147,7 +147,7 @@ class CompileRow:
     step: int
     number: int
     loaded: bool
-    elsewhere: bool
+    out_of_process: bool
     explanation: Explanation
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from torch_ltc.backends.interpreter import Interpretation, run_recorded_call
-from torch_ltc.lowering.data import BackendData, alias_physical
+from torch_ltc.lowering.backend_data import BackendData, alias_physical
 from torch_ltc.lowering.interface import Arguments, Held
 from torch_ltc.program.instruction import Call, Program, Scalar, Value
 from torch_ltc.program.spec import spec_of

@@ -12,24 +12,25 @@ from pathlib import Path
 
 import torch
 
+from torch_ltc.compile.hooks import Failure, Run, current_run
+from torch_ltc.compile.program_cache import Entry
 from torch_ltc.config import Origin, settings
 from torch_ltc.debug.replay import Kept, tensor_of
-from torch_ltc.debug.script import Case, buffers_of, is_whole, script_text
+from torch_ltc.debug.repro_script import Case, buffers_of, is_whole, script_text
+from torch_ltc.deferred import deferred
 from torch_ltc.errors import LtcError, LtcWarning
+from torch_ltc.execute.executor import executor
+from torch_ltc.execute.pending import pending_entry_for, pending_inputs
+from torch_ltc.execute.random_state import device_random
+from torch_ltc.execute.sync import synced_programs, touched
 from torch_ltc.lowering.interface import Held
 from torch_ltc.lowering.registry import registry
 from torch_ltc.program.instruction import Input, Program, Scalar
 from torch_ltc.program.spec import spec_of
-from torch_ltc.runtime.buffer import buffer_of
-from torch_ltc.runtime.cache import Entry
-from torch_ltc.runtime.executor import executor
-from torch_ltc.runtime.pending import pending_entry_for, pending_inputs
-from torch_ltc.runtime.random import device_random
-from torch_ltc.runtime.recorder import recorder
-from torch_ltc.runtime.sync import synced_programs, touched
-from torch_ltc.runtime.watching import Failure, Run, current_run
+from torch_ltc.record.buffer import buffer_of
+from torch_ltc.record.recorder import recorder
 
-__all__ = ["Policy", "dump_repro", "policy"]
+__all__ = ["ReproPolicy", "dump_repro", "policy"]
 
 # Scripts that the policy writes in one process.
 _MOST_WRITTEN = 20
@@ -233,7 +234,7 @@ def dump_repro(
 # ---- by policy ------------------------------------------------------------------------------------------------------
 
 
-class Policy:
+class ReproPolicy:
     """Writes a script for what fails, if the setting `repro_dir` names a folder."""
 
     def __init__(self) -> None:
@@ -270,7 +271,7 @@ class Policy:
             path = self._write(failure, run, Path(folder))
         except Exception as error:
             what = f"no script could be written to {folder} for program {key[0]}: {type(error).__name__}: {error}"
-            executor.note(what, LtcWarning)
+            deferred.add_warning(what, LtcWarning)
             return
         self._written[key] = str(path)
         failure.error.args = (f"{failure.error.args[0]}\n  repeat it with: python {path}",)
@@ -287,4 +288,4 @@ class Policy:
         return _write(facts, path, failure.backend.name, str(failure.error), _MOST_BYTES, 0)
 
 
-policy = Policy()
+policy = ReproPolicy()

@@ -12,16 +12,16 @@ from contextlib import contextmanager
 import torch
 
 from torch_ltc.backends.interpreter import Interpretation
+from torch_ltc.compile.hooks import Failure, Run, failed
+from torch_ltc.compile.specialization_cache import specializations
 from torch_ltc.debug.bisect import bad_call, shaken_run
-from torch_ltc.debug.compare import Difference, compared
+from torch_ltc.debug.compare_runs import Difference, compared
 from torch_ltc.debug.messages import message
 from torch_ltc.debug.replay import Kept
+from torch_ltc.deferred import deferred
 from torch_ltc.errors import LtcWarning, ValidationError
 from torch_ltc.events import RefusalEvent, emit
 from torch_ltc.lowering.interface import Outcome
-from torch_ltc.runtime.executor import executor
-from torch_ltc.runtime.families import families
-from torch_ltc.runtime.watching import Failure, Run, failed
 
 __all__ = ["watch"]
 
@@ -38,7 +38,7 @@ def watch(run: Run) -> Iterator[None]:
     """Around each run, if the setting says so and the backend is to be held to the interpreter's numbers."""
     program, backend = run.entry.program, run.backend
     drawn_otherwise = program.random and not backend.eager_random
-    if run.check not in ("validate", "all") or run.lowered is None or not backend.computes or drawn_otherwise:
+    if run.check not in ("validate", "all") or run.executable is None or not backend.computes or drawn_otherwise:
         yield
         return
     handles = list(run.arguments.held)
@@ -52,7 +52,7 @@ def watch(run: Run) -> Iterator[None]:
         _validate(run, kept, handles)
     except Exception as error:
         what = f"{type(error).__name__}: {error}"
-        executor.note(f"the validation of program {program.identity} failed: {what}", LtcWarning)
+        deferred.add_warning(f"the validation of program {program.identity} failed: {what}", LtcWarning)
 
 
 def _validate(run: Run, kept: Kept, handles: Sequence[object]) -> None:
@@ -94,11 +94,11 @@ def _refuse(run: Run, error: ValidationError) -> None:
     """The backend's form of the program is not used again."""
     entry, backend = run.entry, run.backend
     entry.refused[backend] = error.untraced()
-    families.blamed(entry, backend)
+    specializations.blamed(entry, backend)
     entry.compiled = None
     failed(Failure(entry, backend, "validate", error))
     emit(RefusalEvent(entry.program.identity, backend.name, "validate", str(error)))
-    executor.report(error)
+    deferred.add_error(error)
 
 
 def _error(run: Run, kept: Kept, found: list[Difference]) -> ValidationError:

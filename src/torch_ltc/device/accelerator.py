@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from torch_ltc.device import module
+from torch_ltc.device import device_module
 
 _FUNCTIONS = (
     "get_device_capability",
@@ -27,4 +27,4 @@ def install_accelerator_functions() -> None:
     """Make `torch.accelerator` ask the device's own module. The device is the accelerator of its process."""
     for name in _FUNCTIONS:
         if hasattr(torch.accelerator, name):
-            setattr(torch.accelerator, name, getattr(module, name))
+            setattr(torch.accelerator, name, getattr(device_module, name))

@@ -16,14 +16,14 @@ from torch_ltc.device.registration import composite
 from torch_ltc.device.tensors import empty_tensor, wrap_physical
 from torch_ltc.errors import LtcError
 from torch_ltc.events import UploadEvent, emit
-from torch_ltc.program.operator import Operator
-from torch_ltc.program.source import current_source
+from torch_ltc.execute.executor import executor
+from torch_ltc.execute.memory import add_upload, memory
+from torch_ltc.execute.sync import read
 from torch_ltc.program.spec import spec_of
-from torch_ltc.runtime.buffer import buffer_of, physical_device
-from torch_ltc.runtime.executor import executor
-from torch_ltc.runtime.memory import add_upload, memory
-from torch_ltc.runtime.recorder import recorder
-from torch_ltc.runtime.sync import read
+from torch_ltc.record.buffer import buffer_of, physical_device
+from torch_ltc.record.call_site import current_source
+from torch_ltc.record.operator import Operator
+from torch_ltc.record.recorder import recorder
 
 aten = torch.ops.aten
 _LOCAL_SCALAR = "aten::_local_scalar_dense"

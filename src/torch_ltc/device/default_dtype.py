@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 
+from torch_ltc.compile.program_cache import executables
+from torch_ltc.compile.specialization_cache import specializations
 from torch_ltc.events import SyncReason
-from torch_ltc.program.infer import forget_inferred
-from torch_ltc.runtime.cache import executables
-from torch_ltc.runtime.executor import executor
-from torch_ltc.runtime.families import families
-from torch_ltc.runtime.recorder import recorder
-from torch_ltc.runtime.sync import cut
+from torch_ltc.execute.executor import executor
+from torch_ltc.execute.sync import cut
+from torch_ltc.record.recorder import recorder
+from torch_ltc.shapes.inference import clear_inference_cache
 
 
 def _forget_everything() -> None:
@@ -30,8 +30,8 @@ def _forget_everything() -> None:
         recorder.tree.clear()
         recorder.reset()
         executables.clear()
-        families.clear()
-        forget_inferred()
+        specializations.clear()
+        clear_inference_cache()
 
 
 def install_default_dtype() -> None:

@@ -14,19 +14,20 @@ import torch
 from torch.utils import _pytree as pytree
 
 from torch_ltc.config import settings
+from torch_ltc.deferred import deferred
 from torch_ltc.device.registration import alias
 from torch_ltc.device.tensors import wrap_physical
 from torch_ltc.errors import FallbackError, FallbackWarning, LtcError
 from torch_ltc.events import FallbackEvent, SyncReason, emit
-from torch_ltc.program.operator import Kind, Operator
-from torch_ltc.program.source import current_source
+from torch_ltc.execute.executor import executor
+from torch_ltc.execute.no_sync import sync_guard
+from torch_ltc.execute.random_state import device_random
+from torch_ltc.execute.sync import cut, physical
 from torch_ltc.program.spec import spec_of
-from torch_ltc.runtime.buffer import buffer_of, physical_device
-from torch_ltc.runtime.executor import executor
-from torch_ltc.runtime.permission import permission
-from torch_ltc.runtime.random import device_random
-from torch_ltc.runtime.recorder import recorder
-from torch_ltc.runtime.sync import cut, physical
+from torch_ltc.record.buffer import buffer_of, physical_device
+from torch_ltc.record.call_site import current_source
+from torch_ltc.record.operator import Kind, Operator
+from torch_ltc.record.recorder import recorder
 
 _warned: set[str] = set()
 
@@ -43,8 +44,8 @@ def reset_warnings() -> None:
 
 def run_eagerly(operator: Operator, values: tuple[Any, ...], reason: str) -> Any:
     """Run the call now, on the physical device."""
-    if permission.threads:
-        permission.check(SyncReason.FALLBACK)
+    if sync_guard.threads:
+        sync_guard.check(SyncReason.FALLBACK)
     source = current_source(2)
     if settings.fallback == "error":
         raise FallbackError(
@@ -86,7 +87,7 @@ def _run(operator: Operator, values: tuple[Any, ...]) -> Any:
     try:
         out, real = future.result()
     except LtcError as error:
-        executor.forget(error)
+        deferred.discard_error(error)
         raise
     owners = {tensor.untyped_storage()._cdata: (leaves[i], tensor) for i, tensor in real.items()}
     for i, tensor in real.items():

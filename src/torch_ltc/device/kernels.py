@@ -31,11 +31,11 @@ from torch_ltc.device.registration import (
     use_meta,
 )
 from torch_ltc.device.tensors import make_results, new_tensors
-from torch_ltc.program.infer import CannotInfer
-from torch_ltc.program.operator import DEFAULT, Argument, Kind, Operator
-from torch_ltc.runtime.arguments import freeze
-from torch_ltc.runtime.buffer import Buffer, storage_of
-from torch_ltc.runtime.recorder import recorder
+from torch_ltc.record.arguments import freeze
+from torch_ltc.record.buffer import Buffer, storage_of
+from torch_ltc.record.operator import DEFAULT, Argument, Kind, Operator
+from torch_ltc.record.recorder import recorder
+from torch_ltc.shapes.inference import CannotInfer
 
 Kernel = Callable[..., Any]
 

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from torch_ltc.device import composites, copies, random_ops, recurrent, views, whole
+from torch_ltc.device import composite_ops, copies, cpu_composites, random_ops, recurrent, views
 from torch_ltc.device.fallback import run_eagerly
 from torch_ltc.device.kernels import Kernel, make_kernel, record
-from torch_ltc.program.operator import Operator
+from torch_ltc.record.operator import Operator
 
 # Left to PyTorch's own kernels. The first group makes aliases that must not go through Python (`detach` of a tensor
 # that has a Python object breaks nn.Parameter) or works on autograd's structures; the second composes other operators
@@ -57,8 +57,8 @@ def kernel_for(op: OpOverload) -> Kernel | None:
         **copies.KERNELS,
         **views.KERNELS,
         **random_ops.KERNELS,
-        **composites.KERNELS,
-        **whole.KERNELS,
+        **cpu_composites.KERNELS,
+        **composite_ops.KERNELS,
     }
     if name in special:
         kernel: Kernel = special[name]
@@ -102,14 +102,14 @@ def register_kernels() -> None:
         kernel = kernel_for(op)
         if kernel is not None:
             aten.impl(op.name(), "PrivateUse1", kernel, False)
-    for name, kernel in {**random_ops.COMPOSITES, **composites.COMPOSITES, **recurrent.COMPOSITES}.items():
+    for name, kernel in {**random_ops.COMPOSITES, **cpu_composites.COMPOSITES, **recurrent.COMPOSITES}.items():
         for key in ("AutogradPrivateUse1", "PrivateUse1"):
             aten.impl(name, key, kernel, False)
-    for name, kernel in whole.EVERYWHERE.items():
+    for name, kernel in composite_ops.EVERYWHERE.items():
         aten.impl(name, "CompositeExplicitAutograd", kernel, False)
-    for name, kernel in whole.COMPOSED.items():
+    for name, kernel in composite_ops.COMPOSED.items():
         aten.impl(name, "PrivateUse1", kernel, False)
-    for name, kernel in whole.AUTOGRAD.items():
+    for name, kernel in composite_ops.AUTOGRAD.items():
         aten.impl(name, "AutogradPrivateUse1", kernel, False)
     aten.impl("aten::_pin_memory", "CPU", copies.pin_memory, False)
     others = torch.library.Library("_", "IMPL")

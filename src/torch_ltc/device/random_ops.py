@@ -15,7 +15,7 @@ from torch_ltc.device.copies import copy_
 from torch_ltc.device.fallback import run_eagerly
 from torch_ltc.device.kernels import Kernel, record
 from torch_ltc.device.views import out_kernel
-from torch_ltc.program.operator import Operator
+from torch_ltc.record.operator import Operator
 
 aten = torch.ops.aten
 # In-place fills whose result does not depend on what the tensor held.

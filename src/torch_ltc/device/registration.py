@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from torch_ltc.device.hook_errors import take_pending_error
+from torch_ltc.device.backward_errors import take_pending_error
 from torch_ltc.errors import LtcError, UnsupportedTorchError
 
 NAME = "ltc"

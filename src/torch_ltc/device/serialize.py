@@ -14,9 +14,9 @@ import torch
 
 from torch_ltc.device.tensors import wrap_physical
 from torch_ltc.errors import DataAccessError
+from torch_ltc.execute.sync import read_buffer
 from torch_ltc.program.spec import Spec, make_spec, spec_of
-from torch_ltc.runtime.buffer import Buffer, physical_device
-from torch_ltc.runtime.sync import read_buffer
+from torch_ltc.record.buffer import Buffer, physical_device
 
 _Storage = torch.UntypedStorage
 

@@ -8,27 +8,27 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from torch_ltc import closures, metrics
+from torch_ltc.compile.program_cache import Entry
 from torch_ltc.config import settings
 from torch_ltc.device.accelerator import install_accelerator_functions
+from torch_ltc.device.backward_errors import install_backward
 from torch_ltc.device.default_dtype import install_default_dtype
 from torch_ltc.device.generator import install_generator
-from torch_ltc.device.hook_errors import install_backward
 from torch_ltc.device.kernels import apply_forced_fallback
 from torch_ltc.device.library import register_kernels
-from torch_ltc.device.modules import install_cross_entropy_options, install_module_moves
+from torch_ltc.device.nn_modules import install_cross_entropy_options, install_module_moves
 from torch_ltc.device.serialize import install_storage_methods
 from torch_ltc.device.tensor_methods import install_tensor_methods
 from torch_ltc.events import SyncReason
-from torch_ltc.runtime.cache import Entry
-from torch_ltc.runtime.executor import executor
-from torch_ltc.runtime.recorder import recorder
-from torch_ltc.runtime.sync import cut, synced_programs
+from torch_ltc.execute.executor import executor
+from torch_ltc.execute.sync import cut, synced_programs
+from torch_ltc.record.recorder import recorder
 
 
 def _after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     if settings.sync_after_optimizer and not recorder.empty:
         cut(SyncReason.OPTIMIZER)
-        executor.raise_reported()
+        executor.raise_deferred()
         closures.run_step_closures()
 
 

@@ -9,8 +9,8 @@ import torch
 
 from torch_ltc.config import settings
 from torch_ltc.errors import DataAccessError
-from torch_ltc.runtime.pending import uncomputed
-from torch_ltc.runtime.sync import read
+from torch_ltc.execute.pending import uncomputed
+from torch_ltc.execute.sync import read
 
 _base = torch._C.TensorBase
 

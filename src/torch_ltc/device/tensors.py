@@ -7,15 +7,15 @@ from typing import Any
 import torch
 
 from torch_ltc.device.registration import alias, alias_by, create_empty_tensor, refuse_data_pointer
+from torch_ltc.execute.memory import memory
 from torch_ltc.program.instruction import Call, Return, ReturnKind
-from torch_ltc.program.operator import Operator
-from torch_ltc.program.source import current_source
 from torch_ltc.program.spec import Spec, contiguous_strides, make_spec
 from torch_ltc.program.tree import Node
-from torch_ltc.runtime.arguments import operand_tensors
-from torch_ltc.runtime.buffer import Buffer, attach, buffer_of, new_buffer
-from torch_ltc.runtime.memory import memory
-from torch_ltc.runtime.recorder import recorder
+from torch_ltc.record.arguments import operand_tensors
+from torch_ltc.record.buffer import Buffer, attach, buffer_of, new_buffer
+from torch_ltc.record.call_site import current_source
+from torch_ltc.record.operator import Operator
+from torch_ltc.record.recorder import recorder
 
 
 def new_tensor(buffer: Buffer, spec: Spec) -> torch.Tensor:

@@ -12,12 +12,12 @@ from torch_ltc.device.fallback import run_eagerly
 from torch_ltc.device.kernels import Kernel, record
 from torch_ltc.device.registration import META, alias, set_data
 from torch_ltc.device.tensors import empty_tensor
-from torch_ltc.program.infer import CannotInfer
-from torch_ltc.program.operator import Operator
 from torch_ltc.program.spec import Spec, contiguous_strides, make_spec, spec_of
-from torch_ltc.runtime.arguments import operand_tensors
-from torch_ltc.runtime.buffer import buffer_of
-from torch_ltc.runtime.recorder import recorder
+from torch_ltc.record.arguments import operand_tensors
+from torch_ltc.record.buffer import buffer_of
+from torch_ltc.record.operator import Operator
+from torch_ltc.record.recorder import recorder
+from torch_ltc.shapes.inference import CannotInfer
 
 aten = torch.ops.aten
 _AS_STRIDED = Operator(aten.as_strided.default)

@@ -1,1 +1,1 @@
-"""What a backend receives and implements, and where backends are found."""
+"""Lowering: the backend interface and registry, the functional form, passes, partitioning, serialization."""

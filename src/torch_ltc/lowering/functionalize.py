@@ -18,27 +18,27 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from torch_ltc.errors import CompileError, LtcError
-from torch_ltc.lowering.calls import flatten_results
+from torch_ltc.lowering.gil import yield_gil
 from torch_ltc.lowering.hints import hints_of
-from torch_ltc.lowering.numbers import NUMBER_SPECS, tensor_form
-from torch_ltc.lowering.turns import give_way
-from torch_ltc.lowering.writer import Shape, Table, Writer, is_written
+from torch_ltc.lowering.kernel_call import flatten_results
+from torch_ltc.lowering.program_builder import Shape, Table, Writer, is_written
+from torch_ltc.lowering.scalar_inputs import NUMBER_SPECS, tensor_form
 from torch_ltc.program.instruction import (
     Call,
     DeviceGenerator,
-    Geometry,
     PhysicalDevice,
     Program,
     Return,
     ReturnKind,
     Scalar,
     Size,
+    SymbolicShape,
     Update,
     Value,
     written_positions,
 )
-from torch_ltc.program.skeleton import STORAGE_CALLS
 from torch_ltc.program.spec import Spec, make_spec
+from torch_ltc.program.symbolic_key import STORAGE_CALLS
 
 aten = torch.ops.aten
 # Calls that change the storage behind a tensor.
@@ -142,7 +142,7 @@ class _Tracer:
                         self.current = call
                         self._writer.source = call.source
                         self._run(call)
-                        give_way()
+                        yield_gil()
                     self.current = None
                 finally:
                     torch._disable_functionalization()
@@ -153,13 +153,13 @@ class _Tracer:
         guards = () if self._symbolic is None else self._symbolic.guards()
         return Functional(program, self._parameters, tuple(sorted(self._fixed.items())), guards)
 
-    def _geometry_of(self, number: int, spec: Spec) -> Geometry:
+    def _geometry_of(self, number: int, spec: Spec) -> SymbolicShape:
         """Sizes, strides and offset of a recorded input, symbolic where they are."""
         geometry = self._program.geometry.get(number)
         if geometry is None or self._symbolic is None:
-            return Geometry(spec.size, spec.stride, spec.offset)
+            return SymbolicShape(spec.size, spec.stride, spec.offset)
         whole = self._symbolic
-        return Geometry(whole.all(geometry.size), whole.all(geometry.stride), whole.integer(geometry.offset))
+        return SymbolicShape(whole.all(geometry.size), whole.all(geometry.stride), whole.integer(geometry.offset))
 
     def _shape_of(self, parameter: Parameter) -> tuple[Sequence[Any], Sequence[Any]]:
         inputs = self._program.inputs
@@ -315,7 +315,7 @@ def _symbolic_sizes(program: Program) -> Any:
     return import_module("torch_ltc.lowering.symbolic").SymbolicSizes(program.symbols)
 
 
-def _extent(geometry: Geometry) -> Any:
+def _extent(geometry: SymbolicShape) -> Any:
     """Number of storage elements that a tensor of this geometry reaches. It is not empty."""
     sizes: Any = zip(geometry.size, geometry.stride, strict=True)
     return geometry.offset + 1 + sum((n - 1) * s for n, s in sizes)

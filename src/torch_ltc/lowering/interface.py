@@ -19,11 +19,11 @@ from torch._ops import OpOverload
 from torch_ltc import metrics
 from torch_ltc.config import settings
 from torch_ltc.errors import BackendError, CompileError, LtcError
-from torch_ltc.lowering.data import BackendData, BackendDevice, BackendDeviceType, common_device
+from torch_ltc.lowering.backend_data import BackendData, BackendDevice, BackendDeviceType, common_device
 from torch_ltc.program.instruction import Call, Input, Program
-from torch_ltc.program.render import program_text
-from torch_ltc.program.source import Source
 from torch_ltc.program.spec import Spec
+from torch_ltc.program.text import program_text
+from torch_ltc.source import Source
 
 __all__ = [
     "Arguments",
@@ -269,7 +269,7 @@ class Backend(abc.ABC):
     computes: bool = True
     # True if compiling takes seconds: it happens in another process, so that this one goes on undisturbed. What
     # `compile` returns must be something that `dump` can write, and the backend itself something that can be pickled.
-    compiles_elsewhere: bool = False
+    compiles_out_of_process: bool = False
     # True if it takes programs with `symbols`, which stand for many; see `Computation.bind`.
     symbolic_sizes: bool = False
 

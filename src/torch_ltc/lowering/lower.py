@@ -7,23 +7,23 @@ from collections.abc import Sequence, Set
 from dataclasses import replace
 
 from torch_ltc.errors import CompileError, UnsupportedCallError
-from torch_ltc.lowering.data import BackendDevice
-from torch_ltc.lowering.decompositions import core_aten
-from torch_ltc.lowering.functional import CompiledPart, FunctionalComputation, direct_text
+from torch_ltc.lowering.backend_data import BackendDevice
+from torch_ltc.lowering.decomposition_tables import core_aten
+from torch_ltc.lowering.functional_computation import CompiledPart, FunctionalComputation, direct_text
 from torch_ltc.lowering.functionalize import Functional, functionalize
 from torch_ltc.lowering.interface import Backend, Computation, Form, FunctionComputation, ProgramFunction
 from torch_ltc.lowering.partition import Part, partition
 from torch_ltc.lowering.passes import Observer, run_passes
 from torch_ltc.program.instruction import Call, Program
-from torch_ltc.program.render import program_text
-from torch_ltc.program.sizes import Sizes, evaluator
-from torch_ltc.program.skeleton import with_sizes
+from torch_ltc.program.specialization import Specialization, evaluator
+from torch_ltc.program.symbolic_key import specialize
+from torch_ltc.program.text import program_text
 
 # How many operators a message names.
 _MOST_NAMED = 5
 
 
-class Lowered:
+class Executable:
     """A computation, the numbers it was specialised on by slot, what the user should know, and whether it has run once
     without a failure.
 
@@ -37,7 +37,7 @@ class Lowered:
         computation: Computation,
         fixed: tuple[tuple[int, object], ...] = (),
         note: str = "",
-        sizes: Sizes | None = None,
+        sizes: Specialization | None = None,
         guards: tuple[str, ...] = (),
     ) -> None:
         self.computation = computation
@@ -48,7 +48,7 @@ class Lowered:
         # What must hold of the symbols, as Python text.
         self.guards = guards
         # What this one was bound from: itself, or the one that several programs share.
-        self.origin: Lowered = self
+        self.origin: Executable = self
         # True once it is no longer kept.
         self.dropped = False
 
@@ -56,13 +56,13 @@ class Lowered:
         """True when these run-time numbers are those it was made for."""
         return all(same_number(numbers[slot], value) for slot, value in self.fixed)
 
-    def misfits(self, numbers: Sequence[object]) -> set[int]:
+    def mismatches(self, numbers: Sequence[object]) -> set[int]:
         """The slots of the numbers that are not."""
         return {slot for slot, value in self.fixed if not same_number(numbers[slot], value)}
 
     def takes(self, values: tuple[int, ...]) -> bool:
         """True when it is right for a program of its skeleton with these integers."""
-        return self.sizes is not None and not self.sizes.misfits(values) and self.broken_guard(values) is None
+        return self.sizes is not None and not self.sizes.mismatches(values) and self.broken_guard(values) is None
 
     def broken_guard(self, values: tuple[int, ...]) -> str | None:
         """A guard that does not hold for these integers, with them."""
@@ -77,12 +77,12 @@ class Lowered:
         shown = ", ".join(f"{name} = {value}" for name, value in named if re.search(rf"\b{name}\b", guard))
         return f"{guard} does not hold for {shown}"
 
-    def bind(self, program: Program, values: tuple[int, ...]) -> Lowered:
+    def bind(self, program: Program, values: tuple[int, ...]) -> Executable:
         """What runs this program of the same skeleton, which has these integers."""
         if self.sizes is None or program is self.computation.program:
             return self
         computation = self.computation.bind(program, self.sizes.values_of(values))
-        bound = Lowered(computation, self.fixed, sizes=self.sizes, guards=self.guards)
+        bound = Executable(computation, self.fixed, sizes=self.sizes, guards=self.guards)
         bound.origin = self
         return bound
 
@@ -113,14 +113,14 @@ def lower(
     numbers: Sequence[object],
     varying: Set[int],
     strict: bool,
-    sizes: Sizes | None = None,
-) -> Lowered:
+    sizes: Specialization | None = None,
+) -> Executable:
     """Compile `program`. With `strict`, calls that the backend has no rule for are an error. With `sizes`, for all
     programs of its skeleton that they and the guards found on the way fit."""
     if sizes is not None:
-        program = with_sizes(program, sizes)
+        program = specialize(program, sizes)
     if backend.form is Form.RECORDED:
-        return Lowered(_compiled(backend, program), sizes=sizes)
+        return Executable(_compiled(backend, program), sizes=sizes)
     functional = functional_form(backend, program, numbers, varying)
     parts = partition(functional.program, backend.supports)
     apart = [part.direct for part in parts if part.direct is not None]
@@ -133,7 +133,7 @@ def lower(
     guards = [*functional.guards]
     for part in compiled:
         guards += getattr(part.function, "guards", ())
-    return Lowered(computation, functional.fixed, note, sizes, tuple(dict.fromkeys(guards)))
+    return Executable(computation, functional.fixed, note, sizes, tuple(dict.fromkeys(guards)))
 
 
 def _missing_text(backend: Backend, missing: list[Call]) -> str:

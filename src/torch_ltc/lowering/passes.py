@@ -37,7 +37,7 @@ _MEMORY = {aten.empty.memory_format, aten.empty_strided.default, aten.empty_perm
 _MOST_FOLDED_NUMBER = 1e300
 
 
-def remove_dead_calls(program: Program) -> Program:
+def dce(program: Program) -> Program:
     """Drop calls whose results nobody uses. Random calls stay, because they move the generator on, and so do calls that
     return nothing, which are checks."""
     needed = set(program.results)
@@ -52,7 +52,7 @@ def remove_dead_calls(program: Program) -> Program:
     return replace(program, instructions=tuple(reversed(kept)))
 
 
-def share_common_calls(program: Program) -> Program:
+def cse(program: Program) -> Program:
     """Let equal calls on equal operands be one call."""
     known: dict[object, Call] = {}
     renamed: dict[int, int] = {}
@@ -71,7 +71,7 @@ def share_common_calls(program: Program) -> Program:
     return _renamed_ends(replace(program, instructions=tuple(kept)), renamed)
 
 
-def forward_copies(program: Program) -> Program:
+def propagate_copies(program: Program) -> Program:
     """Let users of a copy use the original, where the two have one geometry."""
     specs = program.specs()
     renamed: dict[int, int] = {}
@@ -130,11 +130,11 @@ def fold_constants(program: Program) -> Program:
 
 
 PASSES: tuple[tuple[str, Pass], ...] = (
-    ("remove_dead_calls", remove_dead_calls),
+    ("remove_dead_calls", dce),
     ("fold_constants", fold_constants),
-    ("forward_copies", forward_copies),
-    ("share_common_calls", share_common_calls),
-    ("remove_unused", remove_dead_calls),
+    ("forward_copies", propagate_copies),
+    ("share_common_calls", cse),
+    ("remove_unused", dce),
 )
 
 

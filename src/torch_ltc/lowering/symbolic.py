@@ -15,8 +15,8 @@ from torch.utils._sympy.printers import PythonPrinter
 
 from torch_ltc.errors import CompileError
 from torch_ltc.lowering.hints import hint_of
-from torch_ltc.program.instruction import Geometry, Integer, Size, Symbol
-from torch_ltc.program.sizes import evaluated
+from torch_ltc.program.instruction import Integer, Size, Symbol, SymbolicShape
+from torch_ltc.program.specialization import evaluated
 
 
 class _Math:
@@ -98,9 +98,9 @@ class SymbolicSizes:
         except KeyError as error:
             raise CompileError(f"{expression} is no expression over sizes of inputs") from error
 
-    def geometry(self, tensor: torch.Tensor) -> Geometry | None:
+    def geometry(self, tensor: torch.Tensor) -> SymbolicShape | None:
         """The geometry of a tensor if it depends on symbols."""
-        shape = Geometry(
+        shape = SymbolicShape(
             tuple([self.operand(n) for n in tensor.size()]),
             tuple([self.operand(n) for n in tensor.stride()]),
             self.operand(tensor.storage_offset()),

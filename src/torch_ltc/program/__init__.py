@@ -1,1 +1,1 @@
-"""What was recorded: instructions, the prefix tree of programs, inferred results. No device tensors here."""
+"""The intermediate representation: instructions, programs, the prefix tree, specs, text, differences, verifier."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 
 from torch_ltc.program.instruction import Program
-from torch_ltc.program.render import Sources, program_lines, source_text
+from torch_ltc.program.text import Sources, program_lines, source_text
 from torch_ltc.source import Source
 
 __all__ = ["Difference", "Listing", "Row", "difference", "difference_text"]

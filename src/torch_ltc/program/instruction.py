@@ -15,8 +15,8 @@ from functools import cache
 import torch
 from torch._ops import OpOverload
 
-from torch_ltc.program.source import Source
 from torch_ltc.program.spec import Spec
+from torch_ltc.source import Source
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class Symbol:
 
 
 @dataclass(frozen=True, slots=True)
-class Geometry:
+class SymbolicShape:
     """Sizes, strides and offset of a tensor, some of them symbolic."""
 
     size: tuple[Integer, ...]
@@ -172,7 +172,7 @@ class Number:
 
 
 @dataclass(slots=True)
-class Layout:
+class ObservedLayout:
     """What the first run of a call taught: positions of fresh returns that the real kernel lays out in another way than
     was recorded, so that they are copied into the recorded layout. None until the call has run once."""
 
@@ -195,7 +195,7 @@ class Call:
     source: Source
     random: bool = False
     numbers: tuple[int, ...] = ()
-    layout: Layout = field(default_factory=Layout)
+    layout: ObservedLayout = field(default_factory=ObservedLayout)
     # The number of its autograd node, counted from the beginning of the program; None if it has none.
     sequence: int | None = None
 
@@ -287,7 +287,7 @@ class Program:
     updates: tuple[Update, ...] = ()
     functional: bool = False
     symbols: tuple[Symbol, ...] = ()
-    geometry: Mapping[int, Geometry] = field(default_factory=dict)
+    geometry: Mapping[int, SymbolicShape] = field(default_factory=dict)
     # Every run asks for the inputs.
     _inputs: list[Input] = field(default_factory=list, init=False, repr=False)
 

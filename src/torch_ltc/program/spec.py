@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from torch_ltc.program.references import held_elsewhere
+from torch_ltc.program.refcounts import held_elsewhere
 
 _SpecKey = tuple[torch.dtype, tuple[int, ...], tuple[int, ...], int, bool, bool]
 

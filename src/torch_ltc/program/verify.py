@@ -13,7 +13,7 @@ from torch_ltc.program.instruction import (
     Scalar,
     value_numbers,
 )
-from torch_ltc.program.render import instruction_text
+from torch_ltc.program.text import instruction_text
 
 
 def verify(program: Program) -> Program:

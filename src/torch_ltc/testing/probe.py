@@ -20,8 +20,8 @@ from torch_ltc.config import SETTINGS, settings
 from torch_ltc.errors import CompileError, LtcError
 from torch_ltc.lowering.interface import Backend
 from torch_ltc.lowering.registry import registry
-from torch_ltc.runtime.buffer import physical_device
-from torch_ltc.testing.claims import Claims, claims_of
+from torch_ltc.record.buffer import physical_device
+from torch_ltc.testing.conformance_spec import ConformanceSpec, conformance_spec_of
 from torch_ltc.testing.outcome import describe, first_line
 from torch_ltc.testing.records import Difference, What
 
@@ -47,7 +47,9 @@ class Probe:
     def __init__(self, device: str, backend: Backend | None) -> None:
         self.device = device
         self.backend = "" if backend is None else backend.name
-        self.claims = Claims(exact_values=True, eager_random=True) if backend is None else claims_of(backend)
+        self.conformance_spec = (
+            ConformanceSpec(exact_values=True, eager_random=True) if backend is None else conformance_spec_of(backend)
+        )
         self.eager = str(physical_device())
         """Where eager computes what is expected: programs run there too."""
         self.compiles = backend is not None and backend is not registry.reference

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from torch_ltc.testing.claims import Claims
 from torch_ltc.testing.compare import Rules
+from torch_ltc.testing.conformance_spec import ConformanceSpec
 from torch_ltc.testing.outcome import Call, Outcome, Snapshot, run
 from torch_ltc.testing.placement import ARGUMENTS_ON_CPU, Arguments, place, transform
 from torch_ltc.testing.records import Unit, Variant
@@ -81,7 +81,7 @@ class Sample:
             getattr(torch, unit.dtype) in op.supported_backward_dtypes("cpu") and not unit.forward_only
         )
 
-    def cases(self, claims: Claims, eager: str) -> Iterator[Case]:
+    def cases(self, conformance_spec: ConformanceSpec, eager: str) -> Iterator[Case]:
         """The sample in every form that the unit asks for, with what eager makes of it on the device `eager`."""
         wanted = self.unit.variant
         reference = run(self._call(Variant.FUNCTION), self.arguments(eager), eager)
@@ -90,7 +90,7 @@ class Sample:
                 call = self._call(variant)
                 is_reference = variant is Variant.FUNCTION
                 expected = reference if is_reference else run(call, self.arguments(eager, out), eager)
-                yield Case(self, variant, call, out, expected, self._rules(variant, expected, claims), eager)
+                yield Case(self, variant, call, out, expected, self._rules(variant, expected, conformance_spec), eager)
 
     def arguments(self, device: str, out: Any = None) -> Arguments:
         """Fresh arguments on a device."""
@@ -118,12 +118,12 @@ class Sample:
             if out is not None:
                 yield Variant.OUT, out
 
-    def _rules(self, variant: Variant, expected: Outcome, claims: Claims) -> Rules:
+    def _rules(self, variant: Variant, expected: Outcome, conformance_spec: ConformanceSpec) -> Rules:
         return Rules(
-            exact=claims.exact_values and self.op.full_name not in UNREPRODUCIBLE,
+            exact=conformance_spec.exact_values and self.op.full_name not in UNREPRODUCIBLE,
             device=self.unit.device if variant is Variant.OUT or self._touches_device() else "cpu",
-            uninitialized=self._uninitialized(expected) or not claims.computes,
-            tolerances=tolerances(self.op, claims.tolerances),
+            uninitialized=self._uninitialized(expected) or not conformance_spec.computes,
+            tolerances=tolerances(self.op, conformance_spec.tolerances),
         )
 
     def _uninitialized(self, expected: Outcome) -> bool:

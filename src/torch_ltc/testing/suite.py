@@ -16,7 +16,7 @@ from torch_ltc.config import settings
 from torch_ltc.errors import LtcError
 from torch_ltc.lowering.interface import Backend
 from torch_ltc.testing import backends, child, workers
-from torch_ltc.testing.claims import claims_of
+from torch_ltc.testing.conformance_spec import conformance_spec_of
 from torch_ltc.testing.gaps import SEMANTICS, Gaps
 from torch_ltc.testing.quick import QUICK_DTYPES, QUICK_OPERATORS, QUICK_SAMPLES
 from torch_ltc.testing.records import DTYPES, AnyUnit, CaseUnit, Failure, Operator, Result, Unit, Variant
@@ -98,7 +98,7 @@ def conformance(
     units = select_units(chosen, reference or found.name)
     report = Report(
         backend=found.name,
-        gaps=Gaps(claims_of(found).known_gaps),
+        gaps=Gaps(conformance_spec_of(found).known_gaps),
         command=lambda unit, failure: repeat_command(unit, failure, portable=reference is not None),
         complete=chosen.complete,
         strict=chosen.strict,

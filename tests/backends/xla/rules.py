@@ -30,7 +30,7 @@ def run_rule(name: str, *args: Any, **kwargs: Any) -> list[Tensor | None]:
     places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
     first = leaves[places[0]] if places else None
 
-    def traced(*arrays: Any) -> Any:
+    def path_values(*arrays: Any) -> Any:
         filled = list(leaves)
         for place, array in zip(places, arrays, strict=True):
             filled[place] = array
@@ -43,7 +43,7 @@ def run_rule(name: str, *args: Any, **kwargs: Any) -> list[Tensor | None]:
 
     with all_bits():
         arrays = [array_of(leaves[i], contiguous(leaves[i])) for i in places]
-        results = jax.jit(traced)(*arrays)
+        results = jax.jit(path_values)(*arrays)
         flat = results if isinstance(results, (tuple, list)) else [results]
         return [None if each is None else torch.from_dlpack(each) for each in flat]
 

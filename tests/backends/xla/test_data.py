@@ -9,7 +9,7 @@ import torch
 from torch_ltc.backends.xla.data import JaxData, array_of, held_spec, jax_device, order_of
 from torch_ltc.backends.xla.promotion import DTYPES, all_bits
 from torch_ltc.errors import BackendError
-from torch_ltc.lowering.data import BackendData, BackendDevice, DataState
+from torch_ltc.lowering.backend_data import BackendData, BackendDevice, DataState
 from torch_ltc.program.spec import make_spec, spec_of
 
 

@@ -18,7 +18,7 @@ from torch_ltc.backends.xla.data import JaxData
 from torch_ltc.backends.xla.executable import Executable
 from torch_ltc.config import settings
 from torch_ltc.errors import CompileError, ExecutionError
-from torch_ltc.lowering.data import BackendData
+from torch_ltc.lowering.backend_data import BackendData
 from torch_ltc.lowering.lower import functional_form
 from torch_ltc.program.instruction import Program
 from torch_ltc.program.spec import make_spec

@@ -19,20 +19,20 @@ from torch._inductor.loop_body import InterpreterShim
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from torch_ltc.backends.inductor.artefact import direct_call, dump, load
-from torch_ltc.backends.inductor.demands import divides_by_zero, indexes_unknown
+from torch_ltc.backends.inductor.artifact import direct_call, dump, load
 from torch_ltc.backends.inductor.graph import Built, build, example_inputs
+from torch_ltc.backends.inductor.preconditions import divides_by_zero, indexes_unknown
 from torch_ltc.backends.inductor.random_state import random_state_left_alone
 from torch_ltc.errors import CompileError
-from torch_ltc.lowering.calls import laid_out
-from torch_ltc.lowering.data import BackendData
-from torch_ltc.lowering.decompositions import only_ours
+from torch_ltc.lowering.backend_data import BackendData
+from torch_ltc.lowering.decomposition_tables import only_ours
 from torch_ltc.lowering.interface import Backend, Form
-from torch_ltc.lowering.portable import dump_data, load_data
+from torch_ltc.lowering.kernel_call import laid_out
+from torch_ltc.lowering.serialize import dump_data, load_data
 from torch_ltc.lowering.symbolic import SymbolicSizes
-from torch_ltc.program.instruction import Call, Geometry, Program
-from torch_ltc.program.sizes import known_sizes
+from torch_ltc.program.instruction import Call, Program, SymbolicShape
 from torch_ltc.program.spec import Spec, make_spec
+from torch_ltc.program.specialization import known_sizes
 
 # Compiling with PyTorch's lock held keeps apart from a torch.compile on another thread. That thread may itself wait for
 # the device, so that the lock is not waited for without end.
@@ -63,7 +63,7 @@ class InductorBackend(Backend):
     name = "inductor"
     form = Form.FUNCTIONAL
     symbolic_sizes = True
-    compiles_elsewhere = True
+    compiles_out_of_process = True
 
     def __init__(self) -> None:
         # Settings of `torch._inductor.config`, by name, that count for programs compiled from now on. Those that the
@@ -185,7 +185,7 @@ class Interface:
     # that depend on them, by position.
     symbols: tuple[str, ...] = ()
     guards: tuple[str, ...] = ()
-    geometry: tuple[tuple[int, Geometry], ...] = ()
+    geometry: tuple[tuple[int, SymbolicShape], ...] = ()
 
     @classmethod
     def of(cls, program: Program, built: Built, guards: tuple[str, ...] = ()) -> Interface:

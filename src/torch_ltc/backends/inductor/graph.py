@@ -15,12 +15,20 @@ from typing import Any
 import torch
 from torch import fx
 
-from torch_ltc.backends.inductor.demands import Demand, Divides, Probability, Shape, Shapes, Within, demands
+from torch_ltc.backends.inductor.preconditions import (
+    Divides,
+    Precondition,
+    Probability,
+    Shape,
+    Shapes,
+    Within,
+    preconditions,
+)
 from torch_ltc.errors import CompileError
 from torch_ltc.lowering.symbolic import SYMBOLIC_FUNCTIONS, SymbolicSizes
-from torch_ltc.program.instruction import Call, Geometry, Integer, Program, Size, Value, hint_of
-from torch_ltc.program.sizes import evaluated
+from torch_ltc.program.instruction import Call, Integer, Program, Size, SymbolicShape, Value, hint_of
 from torch_ltc.program.spec import Spec
+from torch_ltc.program.specialization import evaluated
 
 aten = torch.ops.aten
 
@@ -89,7 +97,7 @@ class _Builder:
     # ---- calls
 
     def _add_call(self, call: Call) -> None:
-        replaced = {(d.argument, d.position): self._meet(call, d) for d in self._demands(call)}
+        replaced = {(d.argument, d.position): self._meet(call, d) for d in self._preconditions(call)}
         names = [argument.name for argument in call.op._schema.arguments]
         args = [self._argument(name, operand, replaced) for name, operand in zip(names, call.args)]
         kwargs = {name: self._argument(name, operand, replaced) for name, operand in call.kwargs.items()}
@@ -136,16 +144,16 @@ class _Builder:
 
     # ---- demands on data
 
-    def _demands(self, call: Call) -> list[Demand]:
-        return demands(call, self._shapes) if self._checks else []
+    def _preconditions(self, call: Call) -> list[Precondition]:
+        return preconditions(call, self._shapes) if self._checks else []
 
-    def _meet(self, call: Call, demand: Demand) -> fx.Node:
+    def _meet(self, call: Call, precondition: Precondition) -> fx.Node:
         """The operand with harmless values where it does not meet the demand, which is noted."""
-        condition = demand.condition
-        node = self._nodes[demand.number]
+        condition = precondition.condition
+        node = self._nodes[precondition.number]
         if isinstance(condition, Divides):
-            return self._meet_division(call, condition, demand.number)
-        key = (demand.number, condition)
+            return self._meet_division(call, condition, precondition.number)
+        key = (precondition.number, condition)
         if key not in self._fixed:
             if isinstance(condition, Probability):
                 wrong = self._call(aten.logical_not.default, self._between(node, 0, 1))
@@ -256,7 +264,9 @@ def _example(spec: Spec, device: torch.device) -> torch.Tensor:
     return base.as_strided(spec.size, spec.stride, spec.offset)
 
 
-def _symbolic_example(spec: Spec, geometry: Geometry, symbolic: SymbolicSizes, device: torch.device) -> torch.Tensor:
+def _symbolic_example(
+    spec: Spec, geometry: SymbolicShape, symbolic: SymbolicSizes, device: torch.device
+) -> torch.Tensor:
     size, stride, offset = symbolic.all(geometry.size), symbolic.all(geometry.stride), symbolic.integer(geometry.offset)
     if spec.offset == 0:
         return torch.empty_strided(size, stride, dtype=spec.dtype, device=device)

@@ -13,16 +13,16 @@ from typing import Any
 import torch
 
 from torch_ltc.backends.torchscript.graph import GraphLowering, NotTaken
-from torch_ltc.backends.torchscript.kept import dump_function, load_function
-from torch_ltc.backends.torchscript.lines import lines as user_lines
 from torch_ltc.backends.torchscript.segments import Segment, split
+from torch_ltc.backends.torchscript.serialize import dump_function, load_function
+from torch_ltc.backends.torchscript.source_ranges import lines as user_lines
 from torch_ltc.errors import CompileError
-from torch_ltc.lowering.calls import laid_out, run_call
+from torch_ltc.lowering.decompose import decompose_composites
 from torch_ltc.lowering.interface import Arguments, Backend, Computation, Outcome
-from torch_ltc.lowering.take_apart import take_apart
+from torch_ltc.lowering.kernel_call import laid_out, run_call
 from torch_ltc.program.instruction import Call, Program, ReturnKind, Scalar
-from torch_ltc.program.render import instruction_text
-from torch_ltc.program.source import Source
+from torch_ltc.program.text import instruction_text
+from torch_ltc.source import Source
 
 __all__ = ["ScriptComputation", "TorchScriptBackend"]
 
@@ -43,7 +43,7 @@ class TorchScriptBackend(Backend):
 
     def compile(self, program: Program) -> Computation:
         """TorchScript functions for the program: one, unless it is very long or has calls that TorchScript lacks."""
-        program = take_apart(program)
+        program = decompose_composites(program)
         while True:
             direct = {id(call) for call in program.calls if _kind(call) in self._lacking}
             if program.symbols:
@@ -178,7 +178,7 @@ def _direct_calls(parts: list[_Part], program: Program) -> dict[int, Call]:
     for place, part in enumerate(parts):
         if part.function is None:
             # As `compile` saw the program; this one may be another of its kind.
-            calls = take_apart(program).calls if calls is None else calls
+            calls = decompose_composites(program).calls if calls is None else calls
             [known] = part.segment.calls
             found[place] = call = calls[part.segment.start]
             if call.op is not known.op or call.numbers != known.numbers:

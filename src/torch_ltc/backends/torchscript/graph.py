@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from torch_ltc.backends.torchscript.lines import lines
 from torch_ltc.backends.torchscript.segments import Segment
-from torch_ltc.lowering.turns import give_way
+from torch_ltc.backends.torchscript.source_ranges import lines
+from torch_ltc.lowering.gil import yield_gil
 from torch_ltc.program.instruction import (
     Call,
     DeviceGenerator,
@@ -73,7 +73,7 @@ class GraphLowering:
             self.current = call
             self._line = places.get((call.source.file, call.source.line))
             self._lower_call(call)
-            give_way()
+            yield_gil()
         self.current = self._line = None
         outputs = [self._values[n] for n in self._segment.gives]
         self._graph.registerOutput(self._insert("prim::TupleConstruct", outputs, _tuple_type(len(outputs))))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from torch_ltc.lowering.turns import give_way
+from torch_ltc.lowering.gil import yield_gil
 from torch_ltc.program.instruction import Call, Program, Scalar, Size
 
 # TorchScript's compiler recurses along chains of calls, some 150 bytes of stack for each.
@@ -48,7 +48,7 @@ def split(program: Program, direct: set[int]) -> list[Segment]:
         slots = tuple(sorted({s.slot for call in chunk for s in scalars_of(call)}))
         symbols = tuple(sorted({places[s.expression] for call in chunk for s in _items(call) if isinstance(s, Size)}))
         start -= len(chunk)
-        give_way()
+        yield_gil()
         takes = tuple(sorted(used - made))
         # An output may also be a value that came in from outside.
         gives = tuple(n for n in sorted(needed) if n in made)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from torch_ltc.backends.xla.claims import KNOWN_GAPS, TOLERANCES
+from torch_ltc.backends.xla.conformance_spec import KNOWN_GAPS, TOLERANCES
 from torch_ltc.backends.xla.decompositions import decompositions
 from torch_ltc.errors import BackendError
 from torch_ltc.lowering.interface import Backend, BackendData, Form, ProgramFunction

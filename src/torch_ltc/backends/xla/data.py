@@ -17,7 +17,7 @@ from jax import Array
 from torch_ltc.backends.xla.promotion import all_bits
 from torch_ltc.backends.xla.rules_memory import memory_order
 from torch_ltc.errors import BackendError
-from torch_ltc.lowering.data import BackendData, BackendDevice, DataState
+from torch_ltc.lowering.backend_data import BackendData, BackendDevice, DataState
 from torch_ltc.program.spec import Spec, contiguous_strides, make_spec, spec_of
 
 

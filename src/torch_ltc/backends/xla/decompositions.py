@@ -10,7 +10,7 @@ import torch
 from torch._decomp import get_decompositions
 from torch._ops import OpOverload
 
-from torch_ltc.lowering.decompositions import core_aten
+from torch_ltc.lowering.decomposition_tables import core_aten
 
 aten = torch.ops.aten
 

@@ -17,8 +17,8 @@ from torch_ltc.backends.xla.lowering import Lowering, has_rule
 from torch_ltc.backends.xla.promotion import all_bits, jax_dtype
 from torch_ltc.config import foreign_variable
 from torch_ltc.errors import CompileError
-from torch_ltc.lowering.data import BackendData, BackendDevice
-from torch_ltc.lowering.portable import dump_data, load_data
+from torch_ltc.lowering.backend_data import BackendData, BackendDevice
+from torch_ltc.lowering.serialize import dump_data, load_data
 from torch_ltc.program.instruction import Program
 from torch_ltc.program.spec import Spec
 

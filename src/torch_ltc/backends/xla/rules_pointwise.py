@@ -322,7 +322,7 @@ def shrink_backward(gradient: Array, x: Array, bound: Operand) -> Array:
 
 
 @rule("_to_copy")
-def to_copy(x: Array, *, dtype: torch.dtype | None = None, **placement: Any) -> Array:
+def to_copy(x: Array, *, dtype: torch.dtype | None = None, **result: Any) -> Array:
     """`x` in another dtype. Where and how it lies in memory means nothing here."""
     return to_torch_dtype(x, dtype)
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from torch_ltc.debug.doctor.figures import FEWEST_STEPS, active_s, middle, percent, record_s, run_s, share
 from torch_ltc.debug.doctor.registry import Symptom, rule
 from torch_ltc.debug.recording import Recording
-from torch_ltc.quantities import duration_text, size_text
+from torch_ltc.formatting import duration_text, size_text
 
 # Runs shorter than this are dominated by imports, the first batch and compiling.
 _SHORTEST_RUN_S = 1.0

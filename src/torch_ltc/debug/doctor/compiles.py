@@ -15,7 +15,7 @@ from torch_ltc.debug.doctor.figures import (
 )
 from torch_ltc.debug.doctor.registry import Severity, Symptom, rule
 from torch_ltc.debug.recording import CompileRow, ProgramRow, Recording
-from torch_ltc.quantities import count_text, duration_text
+from torch_ltc.formatting import count_text, duration_text
 
 # One recompilation is how a changing size becomes a run-time input; from the second on something does not settle.
 _FEWEST_RECOMPILES = 2

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from torch_ltc.debug.doctor.figures import middle
 from torch_ltc.debug.doctor.registry import Symptom, rule
 from torch_ltc.debug.recording import Recording
-from torch_ltc.quantities import count_text, size_text
+from torch_ltc.formatting import count_text, size_text
 
 # A buffer per step over fewer steps than this may be anything.
 _FEWEST_STEPS = 10

@@ -16,7 +16,7 @@ from torch_ltc.debug.doctor.figures import (
 )
 from torch_ltc.debug.doctor.registry import Symptom, rule
 from torch_ltc.debug.recording import FallbackRow, ProgramRow, Recording, SyncRow
-from torch_ltc.quantities import count_text, duration_text
+from torch_ltc.formatting import count_text, duration_text
 
 # Below some ten calls the fixed cost of a sync (queue, key, buffers) is as large as the calls themselves.
 _TINY_CALLS = 10

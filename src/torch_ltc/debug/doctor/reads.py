@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from torch_ltc.debug.doctor.figures import FEWEST_STEPS, active_s, percent, record_s, share
 from torch_ltc.debug.doctor.registry import Severity, Symptom, rule
 from torch_ltc.debug.recording import Recording, SyncRow
-from torch_ltc.quantities import count_text, duration_text, size_text
+from torch_ltc.formatting import count_text, duration_text, size_text
 
 # A read in half of all steps is part of the step; one in every tenth is a log line.
 _MOST_STEPS = 0.5

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from torch_ltc.debug.doctor.registry import SEVERITIES
 from torch_ltc.debug.messages import MESSAGES
 from torch_ltc.debug.recording import Finding
-from torch_ltc.quantities import count_text, duration_text
+from torch_ltc.formatting import count_text, duration_text
 
 _WIDTH = 120
 _NAMES = ("where", "evidence", "costs", "fix", "more")

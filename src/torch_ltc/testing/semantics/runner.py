@@ -26,7 +26,7 @@ from torch_ltc.testing.semantics import (  # noqa: F401 (each adds its cases to 
     training,
     views,
 )
-from torch_ltc.testing.semantics.table import Case, ClaimError, Stage, table
+from torch_ltc.testing.semantics.table import Case, SpecError, Stage, table
 
 ROUNDS = 3
 """Enough that a program is compiled at its second sight and then runs once more."""
@@ -54,12 +54,12 @@ def run_case(unit: CaseUnit, probe: Probe) -> Result:
 
 def _round(case: Case, number: int, probe: Probe, result: Result) -> list[Difference]:
     probe.settle()
-    expected = _observed(case, Stage(probe.eager, number, probe.claims, probe.backend))
+    expected = _observed(case, Stage(probe.eager, number, probe.conformance_spec, probe.backend))
     probe.take()
-    stage = Stage(probe.device, number, probe.claims, probe.backend)
+    stage = Stage(probe.device, number, probe.conformance_spec, probe.backend)
     try:
         actual = _observed(case, stage)
-    except ClaimError as error:
+    except SpecError as error:
         return [Difference(What.CLAIM, f"{error}\nin round {number + 1} of {ROUNDS}")]
     except CompileError as error:
         return [Difference(What.REFUSED, first_line(str(error)))]
@@ -87,12 +87,12 @@ def _observed(case: Case, stage: Stage) -> Outcome:
 
 
 def _rules(case: Case, probe: Probe) -> Rules:
-    tolerances = dict(probe.claims.tolerances)
+    tolerances = dict(probe.conformance_spec.tolerances)
     if case.tolerance is not None:
         tolerances |= dict.fromkeys(FLOATING, case.tolerance)
     return Rules(
-        exact=probe.claims.exact_values,
+        exact=probe.conformance_spec.exact_values,
         device=probe.device,
-        uninitialized=not probe.claims.computes,
+        uninitialized=not probe.conformance_spec.computes,
         tolerances=tolerances,
     )

@@ -16,10 +16,10 @@ import torch
 from torch_ltc import api
 from torch_ltc.errors import BackendError
 from torch_ltc.lowering.tolerance import Tolerance
-from torch_ltc.testing.claims import Claims
+from torch_ltc.testing.conformance_spec import ConformanceSpec
 
 
-class ClaimError(AssertionError):
+class SpecError(AssertionError):
     """A case found something untrue on the device."""
 
 
@@ -29,7 +29,7 @@ class Stage:
 
     device: str
     round: int
-    claims: Claims
+    conformance_spec: ConformanceSpec
     backend: str
     """The name of the backend under test."""
 
@@ -54,8 +54,8 @@ class Stage:
 
     def claim(self, true: bool, otherwise: str) -> None:
         """Fail on the device with the message `otherwise` unless it is true."""
-        if self.lazy and self.claims.computes and not true:
-            raise ClaimError(otherwise)
+        if self.lazy and self.conformance_spec.computes and not true:
+            raise SpecError(otherwise)
 
 
 Function = Callable[[Stage], Any]

@@ -1,0 +1,172 @@
+"""What Inductor made of a program as bytes, and back: the Python code, and the machine code of its kernels.
+
+Loading compiles nothing and looks for nothing on disk: the kernels come with the code. Inductor's own way back would
+ask the C++ compiler for its version and precompile headers before it finds that the kernels are there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.machinery
+import importlib.util
+import marshal
+import os
+import pickle
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import BuiltinFunctionType, ModuleType
+from typing import Any
+
+import torch
+from torch._inductor.async_compile import AsyncCompile
+from torch._inductor.codecache import CppPythonBindingsCodeCache, PyCodeCache
+from torch._inductor.output_code import CompiledFxGraph
+from torch._inductor.runtime.cache_dir_utils import cache_dir
+from torch._inductor.utils import align_inputs_from_check_idxs
+from torch.utils._ordered_set import OrderedSet
+
+from torch_ltc.lowering.gil import yield_gil
+
+__all__ = ["Artifact", "direct_call", "dump", "load"]
+
+Boxed = Callable[[list[Any]], Sequence[Any]]
+
+# The line of Inductor's code that makes what compiles or finds the kernels.
+_MAKER = "async_compile = AsyncCompile()"
+_FINDER = "async_compile = prebuilt"
+_POINTER_VARIABLE = "_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """Inductor's code as text and ready for Python, its constants, the shared library of each C++ kernel by the name
+    that the code has for it, and which inputs must be aligned."""
+
+    source: str
+    code: bytes
+    constants: dict[str, torch.Tensor]
+    kernels: dict[str, bytes]
+    checked: tuple[int, ...]
+    mutated: tuple[int, ...]
+
+
+def direct_call(graph: object) -> Boxed | None:
+    """The compiled code itself, below everything that PyTorch wraps around it; it empties the list that it is given."""
+    if not isinstance(graph, CompiledFxGraph) or graph.current_callable is None:
+        return None
+    return graph.current_callable
+
+
+def dump(graph: object) -> bytes | None:
+    """The compiled graph as bytes; None when it holds what cannot be written down."""
+    if not isinstance(graph, CompiledFxGraph) or graph.source_code.count(_MAKER) != 1:
+        return None
+    if graph.torchbind_constants or graph.frozen_param_names or getattr(graph, "opaque_value_type_classes", None):
+        return None
+    module = next((made for made in reversed(PyCodeCache.modules) if _key(made) == graph.cache_key), None)
+    if module is None:
+        return None
+    kernels: dict[str, bytes] = {}
+    for name, path in _libraries(module):
+        with open(path, "rb") as file:
+            kernels[name] = file.read()
+    mutated = tuple(graph.mutated_input_idxs)
+    checked = tuple(graph.inputs_to_check)
+    if getattr(graph, "_defers_input_alignment", False):
+        # The code aligns the others itself.
+        checked = tuple(position for position in checked if position in mutated)
+    code = marshal.dumps(compile(graph.source_code.replace(_MAKER, _FINDER), "<inductor>", "exec"))
+    artifact = Artifact(graph.source_code, code, dict(graph.constants or {}), kernels, checked, mutated)
+    return pickle.dumps(artifact, protocol=5)
+
+
+def _key(module: object) -> object:
+    return getattr(module, "key", None)
+
+
+def _libraries(module: ModuleType) -> Iterator[tuple[str, str]]:
+    """The kernels of a module of Inductor: their names and the files that they were loaded from."""
+    for name, value in vars(module).items():
+        if isinstance(value, BuiltinFunctionType) and value.__name__ == CppPythonBindingsCodeCache.entry_function:
+            path = getattr(value.__self__, "__file__", None)
+            if isinstance(path, str):
+                yield name, path
+
+
+def load(data: bytes) -> tuple[Boxed, str]:
+    """The code behind the bytes, ready to be called, and its text."""
+    artifact: Artifact = pickle.loads(data)
+    functions = {name: _kernel(library) for name, library in artifact.kernels.items()}
+    digest = hashlib.blake2b(data, digest_size=12).hexdigest()
+    module = ModuleType(f"torch_ltc_inductor_{digest}")
+    module.__dict__.update(artifact.constants, prebuilt=_Prebuilt(functions))
+    yield_gil()
+    exec(marshal.loads(artifact.code), module.__dict__)
+    call: Boxed = module.__dict__["call"]
+    if artifact.checked:
+        aligned: Any = align_inputs_from_check_idxs(call, artifact.checked, OrderedSet(artifact.mutated))
+        call = aligned
+    return call, artifact.source
+
+
+class _Prebuilt:
+    """Stands where Inductor's code expects its compiler: gives it the kernels that came with it."""
+
+    def __init__(self, functions: dict[str, Any]) -> None:
+        self._functions = functions
+        self._compiler: Any = None
+
+    def cpp_pybinding(self, *described: object) -> None:
+        """A kernel; its function is put in place by `wait`."""
+        del described
+
+    def wait(self, scope: dict[str, Any]) -> None:
+        """Give every kernel its function."""
+        scope.update(self._functions)
+        if self._compiler is not None:
+            self._compiler.wait(scope)
+
+    def __getattr__(self, name: str) -> Any:
+        # Kernels for other devices: PyTorch's compiler finds them in its own files, or makes them.
+        if self._compiler is None:
+            self._compiler = AsyncCompile()
+        return getattr(self._compiler, name)
+
+
+def _kernel(library: bytes) -> Any:
+    """The function of a shared library."""
+    entry = CppPythonBindingsCodeCache.entry_function
+    # Python keeps extension modules by name: the same bytes may be the same module, other bytes must not.
+    name = f"torch_ltc_{hashlib.blake2b(library, digest_size=16).hexdigest()}.{entry}"
+    yield_gil()
+    known = _loaded.get(name)
+    if known is None:
+        # The library asks for this function of PyTorch when it is loaded.
+        guards: Any = torch._C._dynamo.guards
+        os.putenv(_POINTER_VARIABLE, str(guards._torchinductor_pyobject_tensor_data_ptr))
+        with _file(library) as path:
+            spec = importlib.util.spec_from_loader(name, importlib.machinery.ExtensionFileLoader(name, path))
+            assert spec is not None
+            assert spec.loader is not None
+            module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+        known = _loaded[name] = getattr(module, entry)
+    return known
+
+
+_loaded: dict[str, Any] = {}
+
+
+@contextmanager
+def _file(library: bytes) -> Iterator[str]:
+    """A path from which the library can be loaded, in the folder where Inductor loads its own from."""
+    # A new name each time: the system takes a known name for the library that it loaded from there before.
+    descriptor, path = tempfile.mkstemp(prefix="torch_ltc", suffix=".so", dir=cache_dir())
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(library)
+        yield path
+    finally:
+        os.remove(path)

@@ -1,0 +1,1 @@
+"""Compilation: tier policy, specialization cache, compile jobs, the compiler process, the disk cache."""

@@ -1,0 +1,112 @@
+"""Threads on which programs are compiled and loaded while the executor goes on.
+
+Each lane is one thread that takes its work in order. Nobody waits for a lane but `wait`; at exit what is unfinished is
+abandoned.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+import torch
+
+from torch_ltc.lowering.gil import CompileCancelled, cooperative
+
+__all__ = ["Background", "background"]
+
+# How long the end of the process waits for work that can be abandoned to notice.
+_EXIT_S = 2.0
+
+
+class Background:
+    """Lanes by name, and what is under way on them."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._lanes: dict[str, queue.SimpleQueue[_Work]] = {}
+        self._threads: list[threading.Thread] = []
+        # What is queued or under way: lane and title.
+        self._titles: dict[int, tuple[str, str]] = {}
+        self._closed = self._stopped = False
+        self._last = 0
+
+    def submit(self, lane: str, title: str, work: Callable[[], None]) -> None:
+        """Queue `work`, which must not raise. `title` says what it is for reports."""
+        with self._changed:
+            if self._closed:
+                return
+            self._last += 1
+            identity = self._last
+            self._titles[identity] = (lane, title)
+            waiting = self._lanes.get(lane)
+            if waiting is None:
+                waiting = self._lanes[lane] = queue.SimpleQueue()
+                # A daemon: the end of the process must not wait for a compiler. `stop` ends it in order where it can.
+                thread = threading.Thread(target=self._serve, args=(waiting,), name=f"torch_ltc {lane}", daemon=True)
+                self._threads.append(thread)
+                thread.start()
+            waiting.put((identity, work))
+
+    def titles(self) -> list[str]:
+        """What is queued or under way, oldest first."""
+        with self._changed:
+            return [title for _, title in self._titles.values()]
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Return True when nothing is queued or under way, False when the time is over before that."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._titles or self._stopped, timeout_s)
+
+    def _is_stopped(self) -> bool:
+        return self._stopped
+
+    @property
+    def stopped(self) -> bool:
+        """True from the moment on at which the process ends."""
+        return self._stopped
+
+    def stop(self, finish: str) -> None:
+        """Abandon everything but what is left on the lane `finish`. At exit."""
+        deadline = time.monotonic() + _EXIT_S
+        with self._changed:
+            self._closed = True
+            self._changed.wait_for(lambda: all(lane != finish for lane, _ in self._titles.values()), _EXIT_S)
+            self._stopped = True
+            self._changed.notify_all()
+        for waiting in self._lanes.values():
+            waiting.put(None)
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _serve(self, waiting: queue.SimpleQueue[_Work]) -> None:
+        while (item := waiting.get()) is not None and not self._stopped:
+            identity, work = item
+            try:
+                with torch._C._AutoDispatchBelowAutograd(), cooperative(self._is_stopped):
+                    work()
+            except CompileCancelled:
+                return
+            except BaseException:
+                # Work reports its own failures; what comes here is a mistake in it.
+                sys.excepthook(*sys.exc_info())
+            finally:
+                # Nothing that it holds lives until there is more to do.
+                del item, work
+                with self._changed:
+                    self._titles.pop(identity, None)
+                    self._changed.notify_all()
+
+    def forget(self) -> None:
+        """In a process that was forked: the threads are not there."""
+        self.__init__()  # type: ignore[misc]
+
+
+_Work = tuple[int, Callable[[], None]] | None
+
+background = Background()
+os.register_at_fork(after_in_child=background.forget)

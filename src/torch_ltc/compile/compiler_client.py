@@ -1,0 +1,142 @@
+"""Compiling in another process: starts it when it is first needed, speaks with it, ends it.
+
+Used by one thread at a time.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+
+from torch_ltc.compile.compiler_process import Answer, read_message, write_message
+
+__all__ = ["CompilerClient", "CompilerDied", "compiler_client"]
+
+_NICENESS = 10
+# Not `-m`: the path is that of this process, whatever it has added to it, and nothing of the user's is imported.
+_BOOT = (
+    "import os, sys; os.nice({niceness}); sys.path[:] = {path!r}; "
+    "from torch_ltc.compile.compiler_process import main; main()"
+)
+
+
+class CompilerDied(Exception):
+    """The process that compiles has ended in the middle of its work, or cannot be started."""
+
+
+class CompilerClient:
+    """The one process that compiles for this one."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._asking = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._closed = False
+
+    @property
+    def pid(self) -> int | None:
+        """The process, while there is one."""
+        process = self._process
+        return None if process is None or process.poll() is not None else process.pid
+
+    def ask(self, request: bytes) -> Answer:
+        """Have a program compiled. Raises `CompilerDied`."""
+        with self._asking:
+            return self._ask(request)
+
+    def _ask(self, request: bytes) -> Answer:
+        process = self._started()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            write_message(process.stdin, request)
+            message = read_message(process.stdout)
+        except OSError:
+            message = None
+        if message is None:
+            self.end()
+            raise CompilerDied(f"the process that compiles ended with status {process.returncode}")
+        made: Answer = pickle.loads(message)
+        return made
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        with self._lock:
+            if self._closed:
+                raise CompilerDied("this process is ending")
+            if self._process is None or self._process.poll() is not None:
+                self._process = _start()
+            return self._process
+
+    def end(self) -> None:
+        """End the process, and the compilers that it started."""
+        process, self._process = self._process, None
+        if process is not None:
+            _kill(process)
+            _close_pipes(process)
+
+    def close(self) -> None:
+        """End the process and start none any more. At exit."""
+        with self._lock:
+            self._closed = True
+            process = self._process
+        if process is not None:
+            _kill(process)
+            # Whoever reads from the pipes finds their end, and closes them.
+            if self._asking.acquire(blocking=False):
+                self.end()
+                self._asking.release()
+
+    def forget(self) -> None:
+        """In a process that was forked: the compiler belongs to the parent."""
+        process = self._process
+        self._lock = threading.Lock()
+        self._asking = threading.Lock()
+        self._process = None
+        if process is not None:
+            process.returncode = 0  # nothing to wait for
+            _close_pipes(process)
+
+
+def _start() -> subprocess.Popen[bytes]:
+    if not sys.executable:
+        raise CompilerDied("there is no Python to start")
+    code = _BOOT.format(niceness=_NICENESS, path=[os.path.abspath(folder) for folder in sys.path])
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-c", code],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            # A buffer has a lock: a process that is forked while a thread waits here could never close its copy.
+            bufsize=0,
+            # An interrupt from the terminal is for the user's process alone.
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise CompilerDied(f"no process can be started: {error}") from error
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            process.kill()
+    process.wait()
+
+
+def _close_pipes(process: subprocess.Popen[bytes]) -> None:
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            # What was not written yet has no reader any more.
+            with suppress(OSError):
+                pipe.close()
+
+
+compiler_client = CompilerClient()
+os.register_at_fork(after_in_child=compiler_client.forget)

@@ -1,0 +1,136 @@
+"""The process that compiles programs for another one: takes requests from standard input, answers on standard output.
+
+It has no terminal, no signals of the user's and none of the user's modules. It ends with its parent, or when it has had
+nothing to do for a while.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import queue
+import select
+import signal
+import struct
+import sys
+import threading
+import time
+import traceback
+from dataclasses import dataclass
+from typing import IO
+
+from torch_ltc.errors import LtcError
+from torch_ltc.lowering.interface import refusal
+from torch_ltc.lowering.lower import lower
+from torch_ltc.lowering.serialize import NotSerializableError, dump_executable, load_data
+from torch_ltc.lowering.torch_state import versions_text
+
+__all__ = ["Answer", "main", "read_message", "write_message"]
+
+_LENGTH = struct.Struct("<Q")
+_IDLE_S = 600.0
+_LOOK_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came of a request: the compiled program as bytes, or why the backend cannot compile it (with the parts of
+    the error and where it came from), or why this process cannot."""
+
+    data: bytes = b""
+    duration_s: float = 0.0
+    refused: tuple[str, str, str | None, str | None, str] | None = None
+    unable: str = ""
+
+
+def write_message(pipe: IO[bytes], message: bytes) -> None:
+    """Write one message, its length first."""
+    left = memoryview(_LENGTH.pack(len(message)) + message)
+    while left:
+        # A pipe without a buffer takes as much as fits.
+        left = left[pipe.write(left) :]
+    pipe.flush()
+
+
+def read_message(pipe: IO[bytes]) -> bytes | None:
+    """The next message; None at the end of the pipe."""
+    head = _read(pipe, _LENGTH.size)
+    return None if head is None else _read(pipe, _LENGTH.unpack(head)[0])
+
+
+def _read(pipe: IO[bytes], count: int) -> bytes | None:
+    parts: list[bytes] = []
+    while count:
+        part = pipe.read(count)
+        if not part:
+            return None
+        parts.append(part)
+        count -= len(part)
+    return b"".join(parts)
+
+
+def answer(request: bytes) -> Answer:
+    """Compile what is asked for."""
+    began = time.perf_counter()
+    try:
+        versions, rest = pickle.loads(request)
+        if versions != versions_text():
+            return Answer(unable="the files of torch_ltc or PyTorch have changed since the parent began")
+        torch_state, backend, asked, strict = load_data(rest)
+    except NotSerializableError as error:
+        return Answer(unable=str(error))
+    except Exception as error:
+        return Answer(unable=f"{type(error).__name__}: {error}")
+    torch_state.enter()
+    try:
+        executable = lower(backend, asked.program, asked.numbers, asked.varying, strict, asked.sizes)
+        data = dump_executable(backend, asked.program, executable)
+    except NotSerializableError as error:
+        return Answer(unable=str(error))
+    except Exception as error:
+        made = refusal(backend.name, asked.program, error)
+        return Answer(refused=_parts(made, error))
+    if data is None:
+        return Answer(unable=f"{backend.name} cannot write down what it made of this program")
+    return Answer(data, time.perf_counter() - began)
+
+
+def _parts(error: LtcError, cause: Exception) -> tuple[str, str, str | None, str | None, str]:
+    trace = "".join(traceback.format_exception(type(cause), cause, cause.__traceback__))
+    return type(error).__name__, str(error), error.source, error.hint, trace
+
+
+def main() -> None:
+    """Answer until the parent is gone or has no more to ask."""
+    answers = os.fdopen(os.dup(1), "wb")
+    # Whatever libraries print must not be taken for an answer.
+    os.dup2(2, 1)
+    requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(requests, os.getppid()), daemon=True).start()
+    while True:
+        try:
+            request = requests.get(timeout=_IDLE_S)
+        except queue.Empty:
+            break
+        write_message(answers, pickle.dumps(answer(request)))
+    os._exit(0)
+
+
+def _listen(requests: queue.SimpleQueue[bytes], parent: int) -> None:
+    """Take requests, and end this process and the compilers that it started when the parent is gone.
+
+    The pipe alone does not tell: a process that the parent forked has its other end too.
+    """
+    # Without a buffer: `select` must see what has not been read.
+    with open(sys.stdin.fileno(), "rb", buffering=0) as pipe:
+        while True:
+            ready, _, _ = select.select([pipe], [], [], _LOOK_S)
+            message = read_message(pipe) if ready else b""
+            if message is None or os.getppid() != parent:
+                os.killpg(os.getpgrp(), signal.SIGKILL)
+            if message:
+                requests.put(message)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""Errors and warnings of background threads, deferred to the user's thread.
+
+A worker or a compile thread has nobody to raise to. What it reports is kept here until the user's next sync or read,
+which raises or shows it, once.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+from torch_ltc.errors import BackendWarning, LtcError, LtcWarning
+
+__all__ = ["Deferred", "deferred"]
+
+
+class Deferred:
+    """The queues of deferred errors and warnings."""
+
+    def __init__(self) -> None:
+        self._errors: list[LtcError] = []
+        self._warnings: list[tuple[str, type[LtcWarning]]] = []
+
+    def add_error(self, error: LtcError) -> None:
+        """Raise this error at the next sync or read."""
+        self._errors.append(error)
+
+    def raise_errors(self, drain: Callable[[], None]) -> None:
+        """Raise the first deferred error; those of work that was queued already, which `drain` waits for, go with
+        it."""
+        if self._errors:
+            drain()
+            errors, self._errors = self._errors, []
+            # Another thread may have raised them meanwhile.
+            if errors:
+                errors[0].list_others(errors[1:])
+                raise errors[0]
+
+    def is_deferred(self, error: BaseException) -> bool:
+        """True while this error waits to be raised."""
+        return any(kept is error for kept in self._errors)
+
+    def discard_error(self, error: BaseException) -> None:
+        """Drop an error that the user got by other means."""
+        self._errors = [kept for kept in self._errors if kept is not error]
+
+    def add_warning(self, message: str, category: type[LtcWarning] = BackendWarning) -> None:
+        """Show this warning at the next sync or read: turned into an error on this thread, it would end the program."""
+        self._warnings.append((message, category))
+
+    @property
+    def has_warnings(self) -> bool:
+        """True when a warning waits to be shown."""
+        return bool(self._warnings)
+
+    def show_warnings(self, file: str, line: int) -> None:
+        """Show the deferred warnings as coming from this line of the user's."""
+        while self._warnings:
+            message, category = self._warnings.pop(0)
+            warnings.warn_explicit(message, category, file, line)
+
+    def warn_of_errors(self) -> None:
+        """Warn of errors that no sync or read was left to raise. At exit, when all work has run."""
+        for error in self._errors:
+            warnings.warn(f"at exit: nobody was told of a failure:\n{error}", LtcWarning, stacklevel=1)
+
+
+deferred = Deferred()

@@ -1,0 +1,101 @@
+"""Operators that PyTorch composes of others, recorded whole: fewer and larger records.
+
+PyTorch's own autograd has a derivative for them (it needs them for nested tensors), which is used here. What runs them,
+or takes them apart again, computes what CPU eager's composition does, to the bit.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+from torch_ltc.device.kernels import Kernel, make_kernel
+from torch_ltc.device.registration import composed, dispatch_modes, with_derivative
+from torch_ltc.program.composite_gradients import is_batch_product, is_folded, linear_backward, matmul_backward
+
+aten = torch.ops.aten
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_linear = make_kernel(aten.linear.default)
+_linear_backward = make_kernel(aten.linear_backward.default)
+_matmul = make_kernel(aten.matmul.default)
+_matmul_backward = make_kernel(aten.matmul_backward.default)
+
+
+def _are_plain(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """True for tensors of this device and of one dtype that nobody looks at on the way to its kernels: no subclass, no
+    mode, no derivative forwards."""
+    if type(first) not in _PLAIN or type(second) not in _PLAIN or first.dtype is not second.dtype:
+        return False
+    # `device` costs several times as much; one of the tensors is on this device.
+    if first.is_cpu or second.is_cpu or first.is_meta or second.is_meta:
+        return False
+    return not dispatch_modes() and forward_ad._current_level < 0
+
+
+def linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Any:
+    """Autograd's kernel of `aten::linear`: whole in all usual cases."""
+    if not _is_usual(input, weight) or (bias is not None and not _is_usual_bias(bias, weight)):
+        return composed(aten.linear.default, input, weight, bias)
+    if torch.is_grad_enabled():
+        return with_derivative(aten.linear.default, input, weight, bias)
+    return _linear(input, weight, bias)
+
+
+def _is_usual(input: torch.Tensor, weight: torch.Tensor) -> bool:
+    sizes, shape = input.size(), weight.size()
+    if len(sizes) < 2 or len(shape) != 2 or sizes[-1] != shape[1] or not _are_plain(input, weight):
+        return False
+    # Whether eager copies an input that is laid out otherwise, or multiplies batch by batch, depends on what requires a
+    # gradient, which is not known where the program runs.
+    return len(sizes) == 2 or is_folded(input)
+
+
+def _is_usual_bias(bias: torch.Tensor, weight: torch.Tensor) -> bool:
+    return bias.dim() == 1 and bias.size(0) == weight.size(0) and _are_plain(bias, weight)
+
+
+def linear_backward_with_graph(self: torch.Tensor, grad: torch.Tensor, weight: torch.Tensor, mask: Any) -> Any:
+    """Autograd's kernel of `aten::linear_backward`: call by call when it is differentiated itself, else whole."""
+    if torch.is_grad_enabled() or not _are_plain(self, grad):
+        return linear_backward(self, grad, weight, mask)
+    return _linear_backward(self, grad, weight, mask)
+
+
+def matmul(self: torch.Tensor, other: torch.Tensor) -> Any:
+    """Autograd's kernel of `aten::matmul`: batches of matrices whole, everything else as PyTorch composes it."""
+    if self.dim() == 2 and other.dim() == 2:
+        return aten.mm.default(self, other)
+    if not is_batch_product(self, other) or not _are_plain(self, other):
+        return composed(aten.matmul.default, self, other)
+    if torch.is_grad_enabled():
+        return with_derivative(aten.matmul.default, self, other)
+    return _matmul(self, other)
+
+
+def matmul_backward_with_graph(grad: torch.Tensor, self: torch.Tensor, other: torch.Tensor, mask: Any) -> Any:
+    """Autograd's kernel of `aten::matmul_backward`: call by call when it is differentiated itself, else whole."""
+    if torch.is_grad_enabled() or not _are_plain(grad, self):
+        return matmul_backward(grad, self, other, mask)
+    return _matmul_backward(grad, self, other, mask)
+
+
+# In place of the kernels that every operator gets.
+KERNELS: dict[str, Kernel] = {
+    "aten::linear_backward": _linear_backward,
+    "aten::matmul_backward": _matmul_backward,
+}
+# Beside PyTorch's compositions.
+COMPOSED: dict[str, Kernel] = {"aten::linear": _linear, "aten::matmul": _matmul}
+AUTOGRAD: dict[str, Kernel] = {
+    "aten::linear": linear,
+    "aten::linear_backward": linear_backward_with_graph,
+    "aten::matmul": matmul,
+    "aten::matmul_backward": matmul_backward_with_graph,
+}
+# PyTorch has no kernel for these on the CPU.
+EVERYWHERE: dict[str, Kernel] = {
+    "aten::linear_backward": linear_backward,
+    "aten::matmul_backward": matmul_backward,
+}

@@ -1,0 +1,152 @@
+"""Operators that PyTorch composes differently for the CPU than for other devices.
+
+CPU eager is the oracle, to the bit: what the CPU computes with one fused kernel, or in another order, is recorded
+that way here too. On another physical device PyTorch's own composition is kept.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torch_ltc.config import settings
+from torch_ltc.device.kernels import Kernel
+from torch_ltc.program.spec import Spec, spec_of
+from torch_ltc.record.buffer import physical_device
+
+aten = torch.ops.aten
+# What `torch._fused_sdp_choice` answers.
+_FLASH, _EFFICIENT, _CUDNN = 1, 2, 3
+_MOST_CHOICES = 10_000
+_choices: dict[Any, int] = {}
+
+
+def _stand_in(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    if tensor is None:
+        return None
+    spec = spec_of(tensor)
+    made = torch.empty_strided(spec.size, spec.stride, dtype=spec.dtype, device=physical_device())
+    return made.requires_grad_(tensor.requires_grad) if tensor.requires_grad else made
+
+
+def _attention_choice(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+) -> int:
+    """Which attention kernel eager would choose on the physical device for tensors of this geometry."""
+    tensors = (query, key, value, mask)
+    specs: list[tuple[Spec, bool] | None] = [None if t is None else (spec_of(t), t.requires_grad) for t in tensors]
+    cuda = torch.backends.cuda
+    chosen = (cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled())
+    enabled = (*chosen, cuda.cudnn_sdp_enabled(), torch.is_grad_enabled(), settings.device_type)
+    known = (*specs, dropout_p, is_causal, scale, enable_gqa, enabled)
+    choice = _choices.get(known)
+    if choice is None:
+        made = [_stand_in(t) for t in tensors]
+        choose: Any = torch._fused_sdp_choice
+        choice = int(choose(*made, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa))
+        if len(_choices) >= _MOST_CHOICES:
+            _choices.clear()
+        _choices[known] = choice
+    return choice
+
+
+def scaled_dot_product_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """`aten::scaled_dot_product_attention`: CPU eager's fused kernel where it would take it, else the plain formula."""
+    mask = attn_mask
+    if mask is not None and mask.dtype is torch.bool:
+        mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(mask.logical_not(), float("-inf"))
+    choice = _attention_choice(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa)
+    if settings.device_type == "cuda":
+        # The fused kernels would pad a mask and odd sizes, and draw dropout from CUDA's own generator.
+        as_they_are = mask is None and not dropout_p and not enable_gqa
+        if as_they_are and query.size(-1) % 8 == 0 and value.size(-1) == query.size(-1) and choice in _ON_CUDA:
+            on_cuda: torch.Tensor = _ON_CUDA[choice](query, key, value, is_causal, scale)
+            return on_cuda
+    elif choice == _FLASH:
+        on_cpu = aten._scaled_dot_product_flash_attention_for_cpu
+        out: torch.Tensor = on_cpu(query, key, value, dropout_p, is_causal, attn_mask=mask, scale=scale)[0]
+        return out
+    math = aten._scaled_dot_product_attention_math
+    result: torch.Tensor = math(
+        query, key, value, mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
+    )[0]
+    return result
+
+
+def _needs_gradient(*tensors: torch.Tensor) -> bool:
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+
+
+def _flash(query: Any, key: Any, value: Any, is_causal: bool, scale: float | None) -> Any:
+    return aten._scaled_dot_product_flash_attention(query, key, value, 0.0, is_causal, False, scale=scale)[0]
+
+
+def _efficient(query: Any, key: Any, value: Any, is_causal: bool, scale: float | None) -> Any:
+    graph = _needs_gradient(query, key, value)
+    fused = aten._scaled_dot_product_efficient_attention
+    return fused(query, key, value, None, graph, 0.0, is_causal, scale=scale)[0]
+
+
+def _cudnn(query: Any, key: Any, value: Any, is_causal: bool, scale: float | None) -> Any:
+    graph = _needs_gradient(query, key, value)
+    fused = aten._scaled_dot_product_cudnn_attention
+    return fused(query, key, value, None, graph, 0.0, is_causal, False, scale=scale)[0]
+
+
+_ON_CUDA: dict[int, Callable[..., Any]] = {_FLASH: _flash, _EFFICIENT: _efficient, _CUDNN: _cudnn}
+
+
+def pack_padded_sequence(
+    sequence: torch.Tensor, lengths: torch.Tensor, batch_first: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Kernel of `aten::_pack_padded_sequence`: the lengths are on the CPU, so the result's size is known at once.
+
+    The sizes of the batches stay on the CPU, where recurrent networks look at them.
+    """
+    sizes = lengths.tolist()
+    if not sizes or min(sizes) <= 0:
+        raise RuntimeError("Length of all samples has to be greater than 0, but found an element in 'lengths' <= 0")
+    if any(a < b for a, b in itertools.pairwise(sizes)):
+        raise RuntimeError("`lengths` array must be sorted in decreasing order when `enforce_sorted` is True.")
+    steps = sequence.transpose(0, 1) if batch_first else sequence
+    batches = [sum(size > step for size in sizes) for step in range(sizes[0])]
+    parts, start = [], 0
+    for batch, group in itertools.groupby(batches):
+        end = start + len(list(group))
+        parts.append(steps[start:end, :batch].reshape(-1, *steps.shape[2:]))
+        start = end
+    return torch.cat(parts), torch.tensor(batches, dtype=torch.int64, device="cpu")
+
+
+def embedding_sparse_backward(grad: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """Kernel of `aten::embedding_sparse_backward`: the device holds no sparse gradients."""
+    raise NotImplementedError(
+        "nn.Embedding(sparse=True) has a sparse gradient, which the ltc device cannot hold: use sparse=False"
+    )
+
+
+KERNELS: dict[str, Kernel] = {"aten::_pack_padded_sequence": pack_padded_sequence}
+COMPOSITES: dict[str, Kernel] = {
+    "aten::scaled_dot_product_attention": scaled_dot_product_attention,
+    "aten::embedding_sparse_backward": embedding_sparse_backward,
+}

@@ -1,0 +1,292 @@
+"""The module `torch.ltc`: what users of a PyTorch device expect to find under its name."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from torch_ltc.config import settings
+from torch_ltc.errors import DeviceMismatchError
+from torch_ltc.events import SyncReason
+from torch_ltc.execute.executor import executor
+from torch_ltc.execute.memory import memory, physical_figures, summary_text
+from torch_ltc.execute.random_state import device_random
+from torch_ltc.execute.sync import cut, sync
+from torch_ltc.record.recorder import recorder
+
+_PROCESS = os.getpid()
+# PyTorch's checkpointing asks for this before it saves the random state.
+_initialized = True
+_Device = torch.device | str | int | None
+
+
+def _check(device: _Device) -> None:
+    """Raise unless `device` names the one device there is."""
+    index = device if isinstance(device, int) else None if device is None else torch.device(device).index
+    kind = "ltc" if device is None or isinstance(device, int) else torch.device(device).type
+    if kind != "ltc" or index not in (None, -1, 0):
+        raise DeviceMismatchError(f"there is no device {device!r}: torch_ltc has one device, ltc:0", hint="use 'ltc'")
+
+
+def is_available() -> bool:
+    """True: the device runs wherever PyTorch does."""
+    return True
+
+
+def is_initialized() -> bool:
+    """True: importing the package registers the device."""
+    return True
+
+
+def init() -> None:
+    """Nothing to do: importing the package registers the device."""
+
+
+def device_count() -> int:
+    """1: there is one device, ltc:0."""
+    return 1
+
+
+def current_device() -> int:
+    """0: the index of the one device."""
+    return 0
+
+
+def set_device(device: _Device) -> None:
+    """Accepts the one device there is."""
+    _check(device)
+
+
+def get_device_name(device: _Device = None) -> str:
+    """A name for people."""
+    _check(device)
+    return "torch_ltc lazy device"
+
+
+def get_device_capability(device: _Device = None) -> dict[str, Any]:
+    """What the device can do, as `torch.accelerator` asks for it."""
+    _check(device)
+    return {"supported_dtypes": {d for d in vars(torch).values() if isinstance(d, torch.dtype)}}
+
+
+@contextlib.contextmanager
+def device(index: _Device) -> Iterator[None]:
+    """A context in which the one device is current, as it always is."""
+    _check(index)
+    yield
+
+
+def synchronize(device: _Device = None) -> None:
+    """Sync, and return when everything has run."""
+    _check(device)
+    sync(wait=True)
+
+
+def empty_cache() -> None:
+    """Nothing to give back: memory is the physical device's."""
+
+
+def empty_host_cache() -> None:
+    """Nothing to give back: host memory is PyTorch's."""
+
+
+def get_memory_info(device: _Device = None) -> tuple[int, int]:
+    """Free and total bytes of the physical device's memory."""
+    _check(device)
+    if settings.device_type == "cuda":
+        return torch.cuda.mem_get_info(settings.device_ordinal)
+    page, total, free = (os.sysconf(name) for name in ("SC_PAGE_SIZE", "SC_PHYS_PAGES", "SC_AVPHYS_PAGES"))
+    return free * page, total * page
+
+
+def is_bf16_supported(including_emulation: bool = True) -> bool:
+    """True: kernels are the physical device's, and PyTorch's CPU and CUDA kernels take bfloat16."""
+    return True
+
+
+def get_amp_supported_dtype() -> list[torch.dtype]:
+    """Dtypes that autocast may choose."""
+    return [torch.bfloat16, torch.float16]
+
+
+def is_autocast_enabled() -> bool:
+    """Whether autocast is on for the device."""
+    return torch.is_autocast_enabled("ltc")
+
+
+def _is_in_bad_fork() -> bool:
+    return os.getpid() != _PROCESS
+
+
+# ---- random numbers -----------------------------------------------------------------------------------------------
+
+
+def manual_seed(seed: int) -> None:
+    """Seed the device's generator, from this point of the program on."""
+    seed = int(seed)
+    with recorder.lock:
+        if recorder.random:
+            # Draws recorded before this line belong to the old state.
+            cut(SyncReason.SEED)
+        if not device_random.seed_before_use(seed):
+            executor.submit(lambda: device_random.generator.manual_seed(seed))
+
+
+def manual_seed_all(seed: int) -> None:
+    """As `manual_seed`: there is one device."""
+    manual_seed(seed)
+
+
+def seed() -> int:
+    """Seed from the operating system; returns the seed."""
+    fresh = int.from_bytes(os.urandom(8), "little") >> 1
+    manual_seed(fresh)
+    return fresh
+
+
+def seed_all() -> int:
+    """As `seed`: there is one device."""
+    return seed()
+
+
+def initial_seed() -> int:
+    """The seed in force."""
+    return int(_in_order(lambda: device_random.generator.initial_seed()))
+
+
+def get_rng_state(device: _Device = None) -> torch.Tensor:
+    """The generator's state at this point of the program, as a CPU tensor. Runs what was recorded before."""
+    _check(device)
+    state: torch.Tensor = _in_order(lambda: device_random.generator.get_state())
+    return state
+
+
+def set_rng_state(new_state: torch.Tensor, device: _Device = None) -> None:
+    """Set the generator's state, from this point of the program on."""
+    _check(device)
+    state = new_state.clone()
+    _in_order(lambda: device_random.generator.set_state(state))
+
+
+def get_rng_state_all() -> list[torch.Tensor]:
+    """States of all devices: one."""
+    return [get_rng_state()]
+
+
+def set_rng_state_all(new_states: list[torch.Tensor]) -> None:
+    """Set the states of all devices: one."""
+    for state in new_states:
+        set_rng_state(state)
+
+
+def _in_order(work: Any) -> Any:
+    with recorder.lock:
+        if recorder.random:
+            cut(SyncReason.SEED)
+        future = executor.submit(work)
+    return future.result()
+
+
+# ---- memory -------------------------------------------------------------------------------------------------------
+
+
+def memory_stats(device: _Device = None) -> dict[str, int]:
+    """Bytes held by live buffers: now and at most, named as other devices name them; and under names that begin with
+    "physical." what the physical device says, on CUDA all that PyTorch's allocator counts there."""
+    _check(device)
+    physical = physical_figures()
+    if settings.device_type == "cuda":
+        physical.update(torch.cuda.memory_stats(settings.device_ordinal))
+    return {**memory.figures(), **{f"physical.{name}": value for name, value in physical.items()}}
+
+
+def memory_allocated(device: _Device = None) -> int:
+    """Bytes held by live buffers now."""
+    _check(device)
+    return memory.current_bytes
+
+
+def max_memory_allocated(device: _Device = None) -> int:
+    """Most bytes held by live buffers since the last reset, as seen at syncs."""
+    _check(device)
+    return memory.peak_bytes
+
+
+def memory_summary(device: _Device = None, abbreviated: bool = False) -> str:
+    """What holds the memory, as text: live buffers by the call and the line that made them, largest first, and what the
+    physical device says. The ten largest groups; with `abbreviated` three."""
+    _check(device)
+    return summary_text(memory.figures(), physical_figures(), memory.largest(3 if abbreviated else 10))
+
+
+def memory_reserved(device: _Device = None) -> int:
+    """As `memory_allocated`: nothing is held in reserve."""
+    return memory_allocated(device)
+
+
+def max_memory_reserved(device: _Device = None) -> int:
+    """As `max_memory_allocated`."""
+    return max_memory_allocated(device)
+
+
+def reset_peak_memory_stats(device: _Device = None) -> None:
+    """Begin a new peak."""
+    _check(device)
+    memory.reset_peak()
+
+
+def reset_accumulated_memory_stats(device: _Device = None) -> None:
+    """Nothing accumulates."""
+    _check(device)
+
+
+# ---- streams: the device has one, in program order ------------------------------------------------------------------
+
+
+class Stream:
+    """The device's only stream: work runs in the order in which it was recorded."""
+
+    def __init__(self, device: _Device = None, priority: int = 0) -> None:
+        _check(device)
+        self.device = torch.device("ltc", 0)
+        self.stream_id = 0
+
+    def synchronize(self) -> None:
+        """Sync, and return when everything has run."""
+        synchronize()
+
+    def wait_stream(self, stream: object) -> None:
+        """Nothing to wait for: there is one stream."""
+
+    def record_event(self, event: object = None) -> object:
+        """Events of the only stream need no record."""
+        return event
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        return None
+
+
+def current_stream(device: _Device = None) -> Stream:
+    """The only stream."""
+    return Stream(device)
+
+
+def default_stream(device: _Device = None) -> Stream:
+    """The only stream."""
+    return Stream(device)
+
+
+def set_stream(stream: Stream) -> None:
+    """Accepts the only stream."""
+
+
+def stream(chosen: Stream | None) -> contextlib.AbstractContextManager[None]:
+    """A context in which the only stream is current, as it always is."""
+    return contextlib.nullcontext()

@@ -1,0 +1,131 @@
+"""One worker thread per physical device that runs queued work on it, in order.
+
+Programs, eager fallbacks and reads of what is still queued run here. Work that is queued for one device waits for what
+was queued for another before: it may need its results. A worker's thread-local state is clean: no autocast, no function
+transforms of the user's thread. It runs below autograd, with grad mode on: the state in which eager runs its kernels,
+some of which ask for it. The queue is bounded.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import torch
+
+from torch_ltc.config import settings
+from torch_ltc.deferred import deferred
+from torch_ltc.errors import LtcError
+from torch_ltc.record.call_site import current_source
+
+Result = TypeVar("Result")
+
+
+class _Lane:
+    """The worker of one physical device, and what was queued there last."""
+
+    def __init__(self, device: str) -> None:
+        self.pool = ThreadPoolExecutor(1, f"torch_ltc {device}")
+        self.last: Future[Any] | None = None
+        self.threads = 0
+
+
+class Executor:
+    """Runs callables one after the other, each on the worker of its device."""
+
+    def __init__(self) -> None:
+        self._lanes: dict[str, _Lane] = {}
+        self._workers: set[int] = set()
+        self._process = os.getpid()
+        self._room = threading.Condition()
+        self._waiting = 0
+
+    def wait_for_room(self) -> None:
+        """Return when fewer than `queue_bound` items are queued. On the worker itself, at once."""
+        if threading.get_ident() not in self._workers:
+            with self._room:
+                self._room.wait_for(self.has_room)
+
+    def is_forked(self) -> bool:
+        """True in a process that was forked after the package was imported."""
+        return os.getpid() != self._process
+
+    def has_room(self) -> bool:
+        """True when an item may be queued without waiting."""
+        return self._waiting < settings.queue_bound
+
+    def submit(self, work: Callable[[], Result], *, wait: bool = True) -> Future[Result]:
+        """Queue `work` for the device that the settings name, after waiting for room with `wait`. From a worker itself,
+        runs it at once."""
+        if threading.get_ident() in self._workers:
+            done: Future[Result] = Future()
+            done.set_result(work())
+            return done
+        if self.is_forked():
+            raise LtcError(
+                "the ltc device was used before this process was forked, and cannot be used in the child",
+                hint="use the 'spawn' start method, or keep ltc tensors out of DataLoader workers",
+            )
+        device = f"{settings.device_type}:{settings.device_ordinal}"
+        if wait:
+            self.wait_for_room()
+        with self._room:
+            self._waiting += 1
+            lane = self._lanes.get(device)
+            if lane is None:
+                lane = self._lanes[device] = _Lane(device)
+            others = [other.last for other in self._lanes.values() if other is not lane and other.last is not None]
+        threads = torch.get_num_threads()
+
+        def run() -> Result:
+            self._workers.add(threading.get_ident())
+            if threads != lane.threads:
+                # The number of kernel threads is a setting of each thread; the user set it on theirs.
+                torch.set_num_threads(threads)
+                lane.threads = threads
+            try:
+                for other in others:
+                    other.exception()
+                with torch._C._AutoDispatchBelowAutograd():
+                    return work()
+            finally:
+                with self._room:
+                    self._waiting -= 1
+                    self._room.notify_all()
+
+        lane.last = future = lane.pool.submit(run)
+        return future
+
+    def call(self, work: Callable[[], Result]) -> Result:
+        """Queue `work` and wait for its result."""
+        return self.submit(work).result()
+
+    def wait_for(self, job: Future[None]) -> None:
+        """Return when this queued item has run. On a worker itself, at once: what is queued runs after it."""
+        if threading.get_ident() not in self._workers:
+            job.exception()
+
+    def drain(self) -> None:
+        """Wait until everything queued so far has run."""
+        if threading.get_ident() not in self._workers:
+            for lane in list(self._lanes.values()):
+                if lane.last is not None:
+                    lane.last.exception()
+
+    def raise_deferred(self) -> None:
+        """Raise the errors of earlier programs that nobody has seen yet."""
+        deferred.raise_errors(self.drain)
+
+    def show_warnings(self) -> None:
+        """Show deferred warnings, at the user's line."""
+        if deferred.has_warnings:
+            source = current_source(2)
+            deferred.show_warnings(source.file or __file__, source.line or 1)
+
+
+executor = Executor()
+atexit.register(deferred.warn_of_errors)

@@ -1,0 +1,218 @@
+"""What holds the memory: a running total of the live buffers, kept when they get their data and when they die, by the
+call or line that made them; what the physical device says; and what an error for lack of memory should tell.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+import threading
+import weakref
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from torch_ltc.errors import LtcError, PoisonedTensorError
+from torch_ltc.formatting import size_text
+from torch_ltc.program.instruction import Call, Program
+from torch_ltc.record.buffer import Buffer, physical_device
+from torch_ltc.source import UNKNOWN, Source
+
+__all__ = [
+    "Holding",
+    "MemoryCount",
+    "add_holdings",
+    "add_largest",
+    "add_upload",
+    "is_out_of_memory",
+    "largest_value",
+    "memory",
+    "physical_figures",
+    "summary_text",
+]
+
+# How an allocator says that there is no room; only CUDA's has an exception of its own.
+_NO_ROOM = ("DefaultCPUAllocator", "not enough memory", "can't allocate memory", "out of memory")
+_SHOWN = 5
+_PROCESS_PAGES = "/proc/self/statm"
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """Live buffers that one call made at one line. `op` is empty for what was copied to the device or made eagerly.
+    `runs` says how many different runs of programs they come from: one for parameters, one per step for what piles
+    up."""
+
+    op: str
+    source: Source
+    count: int
+    size_bytes: int
+    runs: int = 1
+
+    def __str__(self) -> str:
+        buffers = "1 buffer" if self.count == 1 else f"{self.count} buffers"
+        made = self.op or "copied to the device or made eagerly"
+        return f"{size_text(self.size_bytes)} in {buffers}: {made} at {self.source.describe()}"
+
+
+# What made a buffer: the call of a program; the line of an upload; None when that is not known.
+Maker = Call | Source | None
+
+
+class MemoryCount:
+    """Bytes held now and at most, and by whom."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._held: dict[weakref.ref[Buffer], tuple[int, Maker, int]] = {}
+        # The number of the program that ran last.
+        self.run = 0
+        self.current_bytes = 0
+        self.peak_bytes = 0
+
+    def hold(self, buffer: Buffer, maker: Maker = None) -> None:
+        """Count this buffer, which has just got its data, until it dies."""
+        data = buffer.data
+        # The same as `size_bytes` in nearly all cases, for a tenth of the time.
+        if isinstance(data, torch.Tensor) and buffer.spec.contiguous and not buffer.grown_bytes:
+            size_bytes = data.nbytes
+        else:
+            size_bytes = buffer.size_bytes
+        reference = weakref.ref(buffer, self._release)
+        with self._lock:
+            self._held[reference] = (size_bytes, maker, self.run)
+            self.current_bytes += size_bytes
+            self.peak_bytes = max(self.peak_bytes, self.current_bytes)
+
+    def _release(self, reference: weakref.ref[Buffer]) -> None:
+        # Called while a buffer is freed, possibly inside `hold`: a plain dict operation, no lock.
+        held = self._held.pop(reference, None)
+        if held is not None:
+            self.current_bytes -= held[0]
+
+    def figures(self) -> dict[str, int]:
+        """Current and peak bytes, under the names other devices use."""
+        return {
+            "allocated_bytes.all.current": self.current_bytes,
+            "allocated_bytes.all.peak": self.peak_bytes,
+            "reserved_bytes.all.current": self.current_bytes,
+            "reserved_bytes.all.peak": self.peak_bytes,
+            "allocation.all.current": len(self._held),
+        }
+
+    def reset_peak(self) -> None:
+        """Begin a new peak."""
+        self.peak_bytes = self.current_bytes
+
+    def largest(self, count: int, since: int = 0) -> list[Holding]:
+        """What holds most, largest first: live buffers by the line and the call that made them. Runs are counted from
+        that of number `since` on."""
+        groups: dict[tuple[str, Source], list[tuple[int, int]]] = {}
+        # A copy, which is made in one go: buffers may die meanwhile.
+        for size_bytes, maker, run in self._held.copy().values():
+            call = maker.name if isinstance(maker, Call) else ""
+            source = maker.source if isinstance(maker, Call) else maker or UNKNOWN
+            groups.setdefault((call, source), []).append((size_bytes, run))
+        found = [
+            Holding(op, source, len(rows), sum(size for size, _ in rows), len({run for _, run in rows if run >= since}))
+            for (op, source), rows in groups.items()
+        ]
+        return sorted(found, key=lambda item: (-item.size_bytes, item.op, str(item.source)))[:count]
+
+    def describe_largest(self, count: int = _SHOWN) -> str:
+        """As `largest`, as the lines of an error message."""
+        held = size_text(self.current_bytes)
+        lines = [f"  live buffers hold {held}, at most {size_text(self.peak_bytes)} so far; the largest groups:"]
+        return "\n".join(lines + [f"    {item}" for item in self.largest(count)])
+
+
+memory = MemoryCount()
+
+
+# ---- the physical device --------------------------------------------------------------------------------------------
+
+
+def physical_figures() -> dict[str, int]:
+    """What the physical device says of its memory, in bytes: on CUDA what PyTorch's allocator says of that device, else
+    how much the process has in memory, now and at most."""
+    device = physical_device()
+    if device.type == "cuda":
+        stats = torch.cuda.memory_stats(device)
+        free, total = torch.cuda.mem_get_info(device)
+        kinds = ("allocated_bytes.all.current", "allocated_bytes.all.peak", "reserved_bytes.all.current")
+        return {**{name: int(stats.get(name, 0)) for name in kinds}, "free_bytes": free, "total_bytes": total}
+    # Linux counts in KiB, macOS in bytes.
+    unit = 1 if sys.platform == "darwin" else 1024
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    if not os.path.exists(_PROCESS_PAGES):
+        return {"process_bytes.peak": peak}
+    with open(_PROCESS_PAGES, encoding="ascii") as file:
+        current = int(file.read().split()[1]) * resource.getpagesize()
+    # The kernel updates the two at different times.
+    return {"process_bytes.current": current, "process_bytes.peak": max(current, peak)}
+
+
+def summary_text(figures: Mapping[str, int], physical: Mapping[str, int], holdings: Iterable[Holding]) -> str:
+    """The memory of the device for people."""
+    now, most = figures["allocated_bytes.all.current"], figures["allocated_bytes.all.peak"]
+    lines = [f"live buffers: {size_text(now)} in {figures['allocation.all.current']}, at most {size_text(most)}"]
+    lines += [f"  {holding}" for holding in holdings]
+    lines += [f"physical device {physical_device()}:"]
+    lines += [f"  {name.replace('_', ' ').replace('.', ', ')}: {size_text(size)}" for name, size in physical.items()]
+    return "\n".join(lines) + "\n"
+
+
+# ---- running out of it -----------------------------------------------------------------------------------------------
+
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether this error, or the one that caused it, says that there is no memory left."""
+    while error is not None:
+        if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+            return True
+        if isinstance(error, RuntimeError) and any(text in str(error) for text in _NO_ROOM):
+            return True
+        error = error.__cause__
+    return False
+
+
+def largest_value(program: Program) -> str:
+    """The largest result that the program makes, with its call and line; empty when it makes none."""
+    sized = [
+        (item.spec.numel * item.spec.dtype.itemsize, item.spec, call)
+        for call in program.calls
+        for item, number in zip(call.flat_returns, call.numbers, strict=True)
+        if number >= 0 and item.operand < 0 and item.spec is not None
+    ]
+    if not sized:
+        return ""
+    size_bytes, spec, call = max(sized, key=lambda item: item[0])
+    return f"its largest result is {spec!r} ({size_text(size_bytes)}) of {call.name} at {call.source.describe()}"
+
+
+def add_largest(error: LtcError, program: Program) -> None:
+    """If the error says that there is no memory left: add which result of the program is the largest. For a program
+    that was compiled as a whole, so that nobody knows which call failed."""
+    largest = largest_value(program) if is_out_of_memory(error) else ""
+    if largest:
+        error.args = (f"{str(error.args[0]).rstrip()}\n  {largest}",)
+
+
+def add_holdings(error: LtcError) -> LtcError:
+    """The error; if it says that there is no memory left, with what holds the memory."""
+    if is_out_of_memory(error) and not isinstance(error, PoisonedTensorError):
+        error.args = (f"{error.args[0]}\n{memory.describe_largest()}",)
+    return error
+
+
+def add_upload(error: RuntimeError, tensor: torch.Tensor, source: Source) -> None:
+    """If the error says that there is no memory left: add the tensor that was to be copied to the device, and what
+    holds the memory. It stays the error that PyTorch raised: programs catch it to try with less."""
+    if is_out_of_memory(error):
+        shape = ",".join(map(str, tensor.shape))
+        kind = str(tensor.dtype).removeprefix("torch.")
+        size = size_text(tensor.numel() * tensor.dtype.itemsize)
+        what = f"  copying {kind}[{shape}] ({size}) to the device at {source.describe()}"
+        error.args = (f"{error}\n{what}\n{memory.describe_largest()}",)

@@ -1,0 +1,167 @@
+"""Runs a known program on given data with whatever is due.
+
+What a backend does wrong ends here. A program that it cannot run although the interpreter can, runs in the interpreter
+from then on, with one warning; or it is an error, if the setting `backend_failure` says so.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from torch_ltc.compile.hooks import Failure, Run, failed, running, watched
+from torch_ltc.compile.program_cache import Entry
+from torch_ltc.compile.specialization_cache import specializations
+from torch_ltc.compile.tier_policy import TierPolicy, select_executable
+from torch_ltc.deferred import deferred
+from torch_ltc.errors import BackendError, ExecutionError, LtcError
+from torch_ltc.events import ExecuteEvent, RefusalEvent, emit
+from torch_ltc.execute.memory import is_out_of_memory
+from torch_ltc.lowering.functional_computation import Memory
+from torch_ltc.lowering.interface import Arguments, Computation, FunctionComputation, Outcome
+from torch_ltc.lowering.lower import Executable
+from torch_ltc.lowering.registry import registry
+from torch_ltc.lowering.result_checks import check_count, check_result, fitted
+from torch_ltc.pytorch.profiler_ranges import span
+
+# What fails at no particular call.
+_ANYWHERE = (BackendError, FunctionComputation)
+
+
+def execute_entry(entry: Entry, arguments: Arguments, policy: TierPolicy) -> Outcome:
+    """Run a program on these arguments with whatever is due: the reference computation, or the compiled one."""
+    entry.runs += 1
+    if policy.check == "off" and not policy.repro_dir:
+        return _execute(entry, select_executable(entry, arguments, policy), arguments, policy)
+    run = Run(entry, arguments, policy.backend, policy.check, policy.repro_dir)
+    with running(run):
+        run.executable = executable = select_executable(entry, arguments, policy)
+        return watched(run, lambda: _execute(entry, executable, arguments, policy))
+
+
+def _execute(entry: Entry, executable: Executable | None, arguments: Arguments, policy: TierPolicy) -> Outcome:
+    used = registry.reference if executable is None else policy.backend
+    began = time.perf_counter()
+    failed = True
+    try:
+        with span("run", entry.program.identity, used.name):
+            if executable is None:
+                outcome = _run_reference(entry, arguments)
+            else:
+                outcome = _run_compiled(entry, executable, arguments, policy)
+        failed = bool(outcome.failures)
+    finally:
+        emit(ExecuteEvent(entry.program.identity, used.name, time.perf_counter() - began, failed))
+    return outcome
+
+
+def _reference(entry: Entry) -> Computation:
+    if entry.reference is None:
+        made = registry.reference.compile(entry.program)
+        assert isinstance(made, Computation)
+        entry.reference = made
+    return entry.reference
+
+
+def _run_reference(entry: Entry, arguments: Arguments) -> Outcome:
+    made = arguments.make_writable(entry.written_positions)
+    outcome = _reference(entry).run(arguments)
+    outcome.replaced = {**made, **outcome.replaced}
+    return outcome
+
+
+def _run_compiled(entry: Entry, executable: Executable, arguments: Arguments, policy: TierPolicy) -> Outcome:
+    """Run a compiled program; when it fails, put its inputs back and run it call by call, so that only what depends on
+    the failed call is lost."""
+    computation = executable.computation
+    made = {} if computation.takes_handles else arguments.make_writable(entry.written_positions)
+    saved = _Saved(entry, executable, arguments)
+    try:
+        outcome = computation.run(arguments)
+        _check(entry, computation, outcome, arguments, policy.backend.name)
+    except Exception as error:
+        if is_out_of_memory(error):
+            # Any call may have run out of memory, also after writes that were not saved: nothing can be repeated.
+            raise
+        spoiled = executable.proven and not (saved.everything or computation.keeps_inputs)
+        # A plain function may fail anywhere; a computation of its own kind, where a call may fail.
+        if spoiled and isinstance(error if isinstance(error, BackendError) else computation, _ANYWHERE):
+            # Wrong results after right ones, or an error of the backend's own: what the run wrote to its inputs cannot
+            # be taken back.
+            failure = _failure(entry, policy, error)
+            failed(Failure(entry, policy.backend, "run", failure))
+            raise failure from error
+        saved.restore()
+        outcome = _run_reference(entry, arguments)
+        if not outcome.failures:
+            _blame(entry, policy, error, saved)
+    else:
+        executable.proven = True
+    outcome.replaced = {**made, **outcome.replaced}
+    return outcome
+
+
+def _failure(entry: Entry, policy: TierPolicy, error: Exception) -> ExecutionError:
+    call = entry.program.calls[0]
+    what = str(error) if isinstance(error, LtcError) else f"{type(error).__name__}: {str(error).strip()}"
+    failure = ExecutionError(
+        f"{policy.backend.name} failed to run program {entry.program.identity}, which begins with {call.name}: {what}",
+        op=call.name,
+        source=None if isinstance(error, LtcError) and error.source else str(call.source),
+    )
+    failure.__cause__ = error
+    return failure
+
+
+def _blame(entry: Entry, policy: TierPolicy, error: Exception, saved: _Saved) -> None:
+    """The interpreter could run what the backend could not."""
+    failure = _failure(entry, policy, error)
+    entry.refused[policy.backend] = failure.untraced()
+    specializations.blamed(entry, policy.backend)
+    entry.compiled = None
+    failed(Failure(entry, policy.backend, "run", failure))
+    emit(RefusalEvent(entry.program.identity, policy.backend.name, "run", str(failure)))
+    if policy.strict:
+        saved.restore()
+        raise failure
+    deferred.add_warning(f"{failure}\n  the program runs in the {registry.reference.name} instead")
+
+
+def _check(entry: Entry, computation: Computation, outcome: Outcome, arguments: Arguments, backend: str) -> None:
+    """Raise unless the results are what was recorded; lay them out as recorded, those of a plain function each in
+    memory of its own."""
+    program = entry.program
+    outcome.results = results = check_count(backend, program, outcome.results, len(program.outputs))
+    taken: Memory | None = None
+    if isinstance(computation, FunctionComputation):
+        taken = Memory([held for held in arguments.held if not isinstance(held, LtcError)])
+    for position, (number, spec) in enumerate(entry.outputs):
+        result = results[position]
+        check_result(backend, program, number, result, spec)
+        if not isinstance(result, LtcError):
+            result = fitted(result, spec)
+            results[position] = result if taken is None else taken.own(result, spec)
+
+
+class _Saved:
+    """The data that a run may spoil: before the first run of a compiled program all that it writes to, later what it
+    writes to before a call that may fail."""
+
+    def __init__(self, entry: Entry, executable: Executable, arguments: Arguments) -> None:
+        chosen = executable.computation.restored
+        positions = entry.restored if chosen is None else chosen
+        if not executable.proven and not executable.computation.keeps_inputs:
+            positions = entry.written_positions
+        self.everything = set(positions) >= set(entry.written_positions)
+        tensors: list[Any] = [arguments.tensor(position) for position in positions]
+        self._storages = [tensor.untyped_storage() for tensor in tensors]
+        self._values = [storage.clone() for storage in self._storages]
+        self._generator = arguments.generator if entry.program.random else None
+        self._state = self._generator.get_state() if self._generator is not None else None
+
+    def restore(self) -> None:
+        """Put it back."""
+        for storage, value in zip(self._storages, self._values, strict=True):
+            storage.copy_(value)
+        if self._generator is not None and self._state is not None:
+            self._generator.set_state(self._state)

@@ -1,0 +1,331 @@
+"""Sync: cut the pending program, find or make what runs it, queue it, and install the results.
+
+Outputs are the buffers that are still alive and that the program defined. Inputs that it writes to are written in
+place.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+from torch_ltc.compile.program_cache import Entry, executables, next_identity
+from torch_ltc.compile.tier_policy import TierPolicy
+from torch_ltc.config import settings
+from torch_ltc.deferred import deferred
+from torch_ltc.errors import LtcError
+from torch_ltc.events import (
+    PruneEvent,
+    ReadEvent,
+    SyncEvent,
+    SyncReason,
+    emit,
+    has_listeners,
+)
+from torch_ltc.execute.executor import executor
+from torch_ltc.execute.memory import add_holdings, add_largest, memory
+from torch_ltc.execute.no_sync import sync_guard
+from torch_ltc.execute.random_state import device_random
+from torch_ltc.execute.run import execute_entry
+from torch_ltc.lowering.backend_data import BackendData
+from torch_ltc.lowering.interface import Arguments, Held, Outcome
+from torch_ltc.lowering.kernel_call import laid_out
+from torch_ltc.program.instruction import Call, Program
+from torch_ltc.program.refcounts import held_elsewhere
+from torch_ltc.program.spec import Spec, keep_bounded, spec_of
+from torch_ltc.program.tree import Node
+from torch_ltc.pytorch.profiler_ranges import span
+from torch_ltc.record.buffer import Buffer, buffer_of, physical_device, poisoned, remembered
+from torch_ltc.record.call_site import Source, current_source
+from torch_ltc.record.recorder import recorder
+
+Result = TypeVar("Result")
+
+# Geometries kept, and programs kept that differ only in which results were still held.
+_MOST_SPECS = 200_000
+_MOST_LIVE_SETS = 16
+
+synced_programs: list[Callable[[Entry], None]] = []
+
+
+def live_outputs() -> list[Buffer]:
+    """Buffers that the pending program defines and that someone still holds."""
+    # A buffer is held by its storage, which lives as long as any tensor on it. Counting references is exact here: the
+    # lock is held, and nothing else keeps buffers.
+    return held_elsewhere(recorder.buffers)
+
+
+def pending_entry(outputs: list[Buffer]) -> tuple[Entry, bool]:
+    """What is kept for the pending program, and whether it was known."""
+    leaf = recorder.node
+    live = tuple([buffer.number - recorder.base for buffer in outputs])
+    entry: Entry | None = leaf.programs.get(live)
+    if entry is not None and entry.program.device != physical_device():
+        executables.dropped(leaf.programs.pop(live))
+        entry = None
+    known = entry is not None
+    if entry is None:
+        instructions = tuple([n.instruction for n in recorder.tree.path(leaf) if n.instruction is not None])
+        program = Program(
+            identity=next_identity(),
+            instructions=instructions,
+            outputs=live,
+            scalars=len(recorder.scalars),
+            values=recorder.count - recorder.base,
+            random=recorder.random,
+            device=physical_device(),
+        )
+        if len(leaf.programs) >= _MOST_LIVE_SETS:
+            executables.dropped(leaf.programs.pop(next(iter(leaf.programs))))
+        entry = leaf.programs[live] = Entry(program)
+    recorder.tree.touch(leaf)
+    return entry, known
+
+
+def cut(reason: SyncReason) -> None:
+    """Queue the pending program, if there is one, and begin the next."""
+    if sync_guard.threads and not recorder.empty:
+        sync_guard.check(reason)
+    began = time.perf_counter()
+    _make_room()
+    with span("sync", 0, reason.name.lower()), recorder.lock:
+        if recorder.empty:
+            return
+        record_s = began - recorder.started
+        outputs = live_outputs()
+        entry, known = pending_entry(outputs)
+        inputs, scalars, lines = recorder.inputs, recorder.scalars, recorder.lines
+        recorder.reset()
+        entry.latest = scalars
+        _keep_tree_bounded()
+        # As it is now: a scope that is left before the program runs still counts.
+        policy = TierPolicy.current()
+        job = executor.submit(lambda: _run(entry, inputs, scalars, lines, outputs, policy), wait=False)
+        for buffer in (*outputs, *(inputs[i] for i in entry.written)):
+            buffer.views = None
+            buffer.job = job
+        for buffer, number in zip(outputs, entry.program.outputs, strict=True):
+            buffer.maker = (entry.program, number)
+        if recorder.awaited:
+            _fetch_awaited()
+    # Last: what listeners record or read belongs to the next program.
+    _tell(entry, reason, known, len(outputs), record_s, began)
+
+
+def _tell(entry: Entry, reason: SyncReason, known: bool, outputs: int, record_s: float, began: float) -> None:
+    if has_listeners(SyncEvent):
+        program = entry.program
+        source = current_source(2)
+        size = len(program.instructions)
+        took_s = time.perf_counter() - began
+        emit(SyncEvent(reason, size, len(program.inputs), outputs, program.identity, known, record_s, source, took_s))
+    for listener in synced_programs:
+        listener(entry)
+
+
+def _fetch_awaited() -> None:
+    """Queue the reads that were asked for without a sync: right behind the program that was just queued."""
+    awaited, recorder.awaited = recorder.awaited, []
+    for item in awaited:
+        item.queue()
+
+
+def _make_room() -> None:
+    """Wait while the queue is full, without the lock: the worker may need it to go on."""
+    if executor.has_room():
+        return
+    lock: Any = recorder.lock
+    if not lock._is_owned():
+        executor.wait_for_room()
+        return
+    # Inside a kernel or a read. Whoever comes here looks at the recorder anew afterwards.
+    held = lock._release_save()
+    try:
+        executor.wait_for_room()
+    finally:
+        lock._acquire_restore(held)
+
+
+def _keep_tree_bounded() -> None:
+    keep_bounded(_MOST_SPECS)
+    tree = recorder.tree
+    if tree.size <= settings.tree_bound:
+        return
+    before = tree.size
+
+    def dropped(node: Node) -> None:
+        for entry in node.programs.values():
+            executables.dropped(entry)
+
+    tree.prune(settings.tree_bound // 2, dropped)
+    recorder.node = tree.root
+    emit(PruneEvent(before, tree.size))
+
+
+def _bound_changed() -> None:
+    with recorder.lock:
+        cut(SyncReason.BOUND)
+        recorder.reset()
+
+
+recorder.on_full = lambda: cut(SyncReason.BOUND)
+settings.watch("pending_bound", _bound_changed)
+
+
+# ---- on the executor's thread -------------------------------------------------------------------------------------
+
+
+def _run(
+    entry: Entry,
+    inputs: list[Buffer],
+    scalars: list[object],
+    lines: dict[int, Source],
+    outputs: list[Buffer],
+    policy: TierPolicy,
+) -> None:
+    """Run one program and install its results."""
+    try:
+        outcome = execute_entry(entry, _arguments(entry.program, inputs, scalars, lines), policy)
+    except BaseException as error:  # a backend's SystemExit, too: nobody else would hear of it on this thread
+        outcome = _all_lost(entry, error)
+    for position, data in outcome.replaced.items():
+        inputs[entry.program.inputs[position].buffer].data = data
+    for failure in outcome.failures:
+        deferred.add_error(add_holdings(failure))
+    memory.run += 1
+    for buffer, result, maker in zip(outputs, outcome.results, entry.makers, strict=True):
+        if isinstance(result, LtcError):
+            buffer.error = remembered(result)
+        else:
+            buffer.data = result
+            memory.hold(buffer, maker)
+
+
+def _all_lost(entry: Entry, error: BaseException) -> Outcome:
+    what = f"program {entry.program.identity} failed: {type(error).__name__}: {error}"
+    lost = error if isinstance(error, LtcError) else LtcError(what)
+    if lost is not error:
+        lost.__cause__ = error
+    add_largest(lost, entry.program)
+    return Outcome([lost] * len(entry.program.outputs), [lost])
+
+
+def _arguments(program: Program, inputs: list[Buffer], scalars: list[object], lines: dict[int, Source]) -> Arguments:
+    device = physical_device()
+    held: list[Held] = []
+    _open_handles(program, inputs)
+    for instruction in program.inputs:
+        buffer = inputs[instruction.buffer]
+        held.append(poisoned(buffer.error[0]) if buffer.error is not None else buffer.held(instruction.spec, device))
+    return Arguments(held, scalars, device_random.generator, device, lines, replaceable=True)
+
+
+def _open_handles(program: Program, inputs: list[Buffer]) -> None:
+    """Handles stay handles only where the program sees a buffer once and as a whole: views need common memory."""
+    seen: set[int] = set()
+    for instruction in program.inputs:
+        buffer = inputs[instruction.buffer]
+        if isinstance(buffer.data, BackendData) and (instruction.spec is not buffer.spec or instruction.buffer in seen):
+            buffer.data = laid_out(buffer.data.tensor(), buffer.spec)
+        seen.add(instruction.buffer)
+
+
+# ---- reads --------------------------------------------------------------------------------------------------------
+
+
+def touched(buffer: Buffer) -> bool:
+    """True when the pending program defines or uses this buffer."""
+    if buffer.number >= recorder.base:
+        return True
+    return 0 <= buffer.input < len(recorder.inputs) and recorder.inputs[buffer.input] is buffer
+
+
+def read(tensor: torch.Tensor, use: Callable[[torch.Tensor], Result], what: str) -> Result:
+    """`use(physical tensor)`, after everything that was recorded on the tensor has run."""
+    return read_buffer(buffer_of(tensor), spec_of(tensor), use, what)
+
+
+def read_buffer(buffer: Buffer, spec: Spec, use: Callable[[torch.Tensor], Result], what: str) -> Result:
+    """As `read`, for a buffer seen with geometry `spec`."""
+    if sync_guard.threads:
+        sync_guard.check(SyncReason.READ)
+    began = time.perf_counter()
+    try:
+        with span("read", 0, what):
+            result, wait_s = _read(buffer, spec, use)
+    except LtcError as error:
+        deferred.discard_error(error)
+        raise
+    executor.raise_deferred()
+    executor.show_warnings()
+    if has_listeners(ReadEvent):
+        source = current_source()
+        took_s = time.perf_counter() - began
+        emit(ReadEvent(what, spec.numel * spec.dtype.itemsize, took_s, source, wait_s))
+    return result
+
+
+def _read(buffer: Buffer, spec: Spec, use: Callable[[torch.Tensor], Result]) -> tuple[Result, float]:
+    """What `use` gives, and how long the thread waited for the program."""
+    with recorder.lock:
+        if touched(buffer):
+            cut(SyncReason.READ)
+        job = buffer.job
+        if job is None or job.done():
+            return _use(buffer, spec, use), 0.0
+    began = time.perf_counter()
+    with span("wait"):
+        executor.wait_for(job)
+    wait_s = time.perf_counter() - began
+    with recorder.lock:
+        if buffer.job is job:
+            return _use(buffer, spec, use), wait_s
+        # Another thread has recorded on it meanwhile, and may go on doing so.
+        future = executor.submit(lambda: use(physical(buffer, spec)), wait=False)
+    return future.result(), wait_s
+
+
+def _use(buffer: Buffer, spec: Spec, use: Callable[[torch.Tensor], Result]) -> Result:
+    """Nothing that is queued writes to the buffer, and nothing can be queued while the lock is held."""
+    buffer.job = None
+    with torch._C._AutoDispatchBelowAutograd():
+        return use(physical(buffer, spec))
+
+
+def producer_of(tensor: torch.Tensor) -> tuple[int, Call | None]:
+    """The identity of the program that made the tensor's memory, and the call in it; 0 when no program did."""
+    maker = buffer_of(tensor).maker
+    return (0, None) if maker is None else (maker[0].identity, maker[0].maker_of(maker[1]))
+
+
+def physical(buffer: Buffer, spec: Spec) -> torch.Tensor:
+    """The buffer's physical tensor, when what defines it has run.
+
+    Raises the error that lost it: the first time that error itself, later a note that it was raised before.
+    """
+    if buffer.error is not None:
+        lost, first = buffer.error
+        unseen = first()
+        if unseen is not None and deferred.is_deferred(unseen):
+            raise unseen
+        raise poisoned(lost)
+    return buffer.physical(spec, physical_device())
+
+
+def sync(wait: bool = False) -> None:
+    """Queue what is pending. With `wait`, return when it has run. Raises the error of an earlier program, once."""
+    cut(SyncReason.EXPLICIT)
+    if wait:
+        with span("wait"):
+            executor.drain()
+    executor.raise_deferred()
+    executor.show_warnings()
+
+
+def wait_device_ops() -> None:
+    """Return when everything that was synced has run."""
+    executor.drain()
+    executor.raise_deferred()

@@ -1,0 +1,247 @@
+"""Runs a functional program: the backend's functions for its parts, PyTorch's kernels for the calls in between."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from torch_ltc.errors import CompileError, LtcError
+from torch_ltc.lowering.backend_data import BackendData, alias_physical
+from torch_ltc.lowering.functionalize import Functional, Parameter, plan_parameters
+from torch_ltc.lowering.interface import Arguments, Backend, Computation, Held, Outcome, ProgramFunction
+from torch_ltc.lowering.kernel_call import plain_call, run_call
+from torch_ltc.lowering.partition import Part
+from torch_ltc.lowering.result_checks import check_count, check_result, fitted
+from torch_ltc.program.effects import may_fail
+from torch_ltc.program.instruction import Call, Program, Value
+from torch_ltc.program.spec import Spec
+from torch_ltc.program.text import call_text
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledPart:
+    """A part and what the backend made of it; no function for a call that PyTorch runs."""
+
+    part: Part
+    function: ProgramFunction | None
+    text: str
+    # Value numbers of what the function takes and returns.
+    takes: tuple[int, ...] = ()
+    gives: tuple[int, ...] = ()
+
+    def bound(self, symbols: Mapping[str, int]) -> CompiledPart:
+        """The part with these values of the symbols."""
+        if not symbols:
+            return self
+        if self.part.direct is not None:
+            return replace(self, part=replace(self.part, direct=plain_call(self.part.direct, symbols)))
+        bind: Any = getattr(self.function, "bind", None)
+        return self if bind is None else replace(self, function=bind(symbols))
+
+
+class FunctionalComputation(Computation):
+    """A program in functional form. Nothing is written before every part has run, except by a function that returns the
+    very tensor it was given: that one has been written in place."""
+
+    def __init__(self, backend: Backend, recorded: Program, functional: Functional, parts: list[CompiledPart]) -> None:
+        self.program = recorded
+        self.functional = functional
+        self.takes_handles = True
+        self.keeps_inputs = backend.keeps_inputs and _nothing_fails_late(parts)
+        self.restored = () if self.keeps_inputs else inputs_at_risk(functional.program, functional.parameters)
+        self._backend = backend.name
+        # The classes of the handles that its functions have returned: data behind any other handle comes as a tensor.
+        self._handles: set[type] = backend.__dict__.setdefault("_handles", set())
+        self._parts = parts
+        self._pure = functional.program
+        self._inputs = [i.number for i in functional.program.inputs]
+        self._expected = _expected(recorded)
+        self._numbers = [(i.number, i.slot, i.spec.dtype) for i in self._pure.numbers]
+
+    def bind(self, program: Program, symbols: tuple[int, ...]) -> FunctionalComputation:
+        """The same parts for another program, told its sizes."""
+        parameters = plan_parameters(program)
+        if [(p.position, p.flat) for p in parameters] != [(p.position, p.flat) for p in self.functional.parameters]:
+            raise CompileError(f"inputs of program {program.identity} share their memory in another way")
+        bound = copy(self)
+        bound.program = program
+        bound.functional = replace(self.functional, parameters=parameters)
+        bound._expected = _expected(program)
+        named = {symbol.name: value for symbol, value in zip(self._pure.symbols, symbols, strict=True)}
+        bound._parts = [part.bound(named) for part in self._parts]
+        return bound
+
+    @property
+    def functions(self) -> list[ProgramFunction]:
+        """What the backend made, in the order in which it runs."""
+        return [part.function for part in self._parts if part.function is not None]
+
+    def to_string(self) -> str:
+        """The backend's text for each part, and the calls in between."""
+        return "\n".join(part.text for part in self._parts)
+
+    def run(self, arguments: Arguments) -> Outcome:
+        """Run the parts, then give outputs and updated inputs their data."""
+        given = [self._given(parameter, arguments) for parameter in self.functional.parameters]
+        values: dict[int, Any] = dict(zip(self._inputs, given, strict=True))
+        for number, slot, dtype in self._numbers:
+            values[number] = torch.tensor(arguments.scalars[slot], dtype=dtype)
+        for compiled in self._parts:
+            self._run_part(compiled, values, arguments)
+        self._check(given, values)
+        return self._install(given, values, arguments)
+
+    def _given(self, parameter: Parameter, arguments: Arguments) -> torch.Tensor | BackendData:
+        held = arguments.held[parameter.position]
+        assert not isinstance(held, LtcError)
+        if not parameter.flat:
+            return held if type(held) in self._handles else _tensor(held)
+        tensor = held.tensor() if isinstance(held, BackendData) else held
+        return alias_physical(tensor, parameter.spec)
+
+    def _run_part(self, compiled: CompiledPart, values: dict[int, Any], arguments: Arguments) -> None:
+        part = compiled.part
+        if part.direct is not None:
+            values.update(run_call(part.direct, lambda number: _tensor(values[number]), arguments))
+        elif compiled.function is not None:
+            given = [values[number] for number in compiled.takes]
+            results = check_count(self._backend, part.program, compiled.function(*given), len(compiled.gives))
+            self._handles.update(type(result) for result in results if isinstance(result, BackendData))
+            values.update(zip(compiled.gives, results, strict=True))
+        for number in part.dead:
+            del values[number]
+
+    def _check(self, given: list[Any], values: dict[int, Any]) -> None:
+        """Raise unless every result is what was recorded; nothing has been written yet."""
+        for update in self._pure.updates:
+            if values[update.number] is not given[update.input]:
+                spec = self.functional.parameters[update.input].spec
+                check_result(self._backend, self._pure, update.number, values[update.number], spec)
+        for (recorded, spec), number in zip(self._expected, self._pure.outputs, strict=True):
+            check_result(self._backend, self.program, recorded, values[number], spec)
+
+    def _install(self, given: list[Any], values: dict[int, Any], arguments: Arguments) -> Outcome:
+        """Give outputs their data and inputs their new values: other memory where that is allowed, else a copy into
+        their own, after everything that is read from their old memory has been read."""
+        # Memory that is spoken for: an output must not share it.
+        taken = Memory(given)
+        outcome = Outcome([], [], {})
+        copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+        for update in self._pure.updates:
+            old, new = given[update.input], values[update.number]
+            if new is old:
+                continue
+            parameter = self.functional.parameters[update.input]
+            if arguments.replaceable and not parameter.flat and _is_whole(old, parameter.spec):
+                outcome.replaced[parameter.position] = taken.own(fitted(new, parameter.spec), parameter.spec)
+            else:
+                copies.append((_tensor(old), _tensor(taken.apart(new))))
+        for (_, spec), number in zip(self._expected, self._pure.outputs, strict=True):
+            outcome.results.append(taken.own(fitted(values[number], spec), spec))
+        for target, value in copies:
+            target.copy_(value)
+        return outcome
+
+
+def _expected(program: Program) -> list[tuple[int, Spec]]:
+    specs = program.specs()
+    return [(number, specs[number]) for number in program.outputs]
+
+
+def _tensor(held: torch.Tensor | BackendData) -> torch.Tensor:
+    return held.tensor() if isinstance(held, BackendData) else held
+
+
+def _is_whole(held: torch.Tensor | BackendData, spec: Spec) -> bool:
+    """True when these are all elements of their memory."""
+    if not spec.covers_storage():
+        return False
+    return isinstance(held, BackendData) or held.untyped_storage().nbytes() == spec.numel * spec.dtype.itemsize
+
+
+class Memory:
+    """Which memory has an owner already."""
+
+    def __init__(self, held: list[Any]) -> None:
+        self._known = {self._identity(item) for item in held}
+        # What is known stays alive: an identity must not be given anew.
+        self._kept = list(held)
+
+    @staticmethod
+    def _identity(held: torch.Tensor | BackendData) -> int:
+        return id(held) if isinstance(held, BackendData) else int(held.untyped_storage()._cdata)
+
+    def apart(self, held: torch.Tensor | BackendData) -> torch.Tensor | BackendData:
+        """The data itself, or a copy if its memory has an owner, who may be given another value."""
+        return _tensor(held).clone() if self._identity(held) in self._known else held
+
+    def own(self, held: torch.Tensor | BackendData, spec: Spec) -> torch.Tensor | BackendData:
+        """The data itself if its memory is nobody's, else a copy."""
+        identity = self._identity(held)
+        oversized = isinstance(held, torch.Tensor) and _is_small_part(held, spec)
+        if identity in self._known or oversized:
+            # `clone` keeps strides only of dense tensors; a result laid out with holes is rare and copied as it lies.
+            tensor = _tensor(held)
+            held = torch.empty_strided(spec.size, spec.stride, dtype=spec.dtype, device=tensor.device).copy_(tensor)
+            identity = self._identity(held)
+        self._known.add(identity)
+        self._kept.append(held)
+        return held
+
+
+def _is_small_part(tensor: torch.Tensor, spec: Spec) -> bool:
+    """True for a view into memory that is much larger than itself, which it would keep alive."""
+    return int(tensor.untyped_storage().nbytes()) > 2 * spec.extent() * spec.dtype.itemsize + 1024
+
+
+def _nothing_fails_late(parts: list[CompiledPart]) -> bool:
+    """True when the backend runs one part, and no call that may fail comes after it."""
+    places = [i for i, compiled in enumerate(parts) if compiled.function is not None]
+    later = [compiled.part.direct for compiled in parts[places[0] + 1 :]] if places else []
+    return len(places) <= 1 and not any(call is not None and may_fail(call) for call in later)
+
+
+def inputs_at_risk(program: Program, parameters: tuple[Parameter, ...]) -> tuple[int, ...]:
+    """Positions of updated inputs that a compiler may write to before the last call that may fail has run: those whose
+    new value does not depend on every such call."""
+    failing = [index for index, call in enumerate(program.calls) if may_fail(call)]
+    if not failing:
+        return ()
+    reached: dict[int, frozenset[int]] = {}
+    nothing: frozenset[int] = frozenset()
+    for index, call in enumerate(program.calls):
+        own = frozenset({index}) if index in failing else nothing
+        for number, operands in _dependences(call):
+            reached[number] = own.union(*(reached.get(operand, nothing) for operand in operands))
+    everything = frozenset(failing)
+    return tuple(
+        parameters[update.input].position
+        for update in program.updates
+        if reached.get(update.number, nothing) != everything
+    )
+
+
+def _dependences(call: Call) -> list[tuple[int, Sequence[int]]]:
+    """Each result of the call with the operands that it depends on: in a call on lists, those at its own place."""
+    made = [(position, number) for position, number in enumerate(call.numbers) if number >= 0]
+    if not call.op._schema.name.startswith("aten::_foreach_"):
+        return [(number, call.operands) for _, number in made]
+    given = (*call.args, *call.kwargs.values())
+    lists = [operand for operand in given if isinstance(operand, tuple) and len(operand) == len(call.numbers)]
+    single = [operand.number for operand in given if isinstance(operand, Value)]
+    return [
+        (number, single + [o[position].number for o in lists if isinstance(o[position], Value)])
+        for position, number in made
+    ]
+
+
+def direct_text(call: Call) -> str:
+    """The line that stands for a call that PyTorch runs."""
+    return f"# PyTorch's kernel: {call_text(call)}  # {call.source}"
+
+
+__all__ = ["CompiledPart", "FunctionalComputation", "Held", "direct_text", "inputs_at_risk"]

@@ -1,0 +1,265 @@
+"""Writes down the pure calls of a program while its operators run on fake tensors.
+
+A dispatch mode: operators that a table has a decomposition for are taken apart, the others become calls of the program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch._dispatch.python import enable_python_dispatcher
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from torch_ltc.errors import CompileError
+from torch_ltc.lowering.hints import hint_of, hinted_spec
+from torch_ltc.lowering.scalar_inputs import NUMBER_SPECS
+from torch_ltc.program.instruction import (
+    DEVICE_GENERATOR,
+    Call,
+    Input,
+    Instruction,
+    Number,
+    Program,
+    Return,
+    ReturnKind,
+    Returns,
+    SymbolicShape,
+    Update,
+    Value,
+    flatten_returns,
+)
+from torch_ltc.program.spec import Spec
+from torch_ltc.source import UNKNOWN, Source
+
+aten = torch.ops.aten
+Table = Mapping[OpOverload, Callable[..., Any]]
+# Size, stride and dtype.
+Shape = tuple[Sequence[Any], Sequence[Any], torch.dtype]
+
+
+def is_written(argument: torch._C.Argument) -> bool:
+    """True for an argument that the schema says is written to."""
+    return argument.alias_info is not None and bool(argument.alias_info.is_write)
+
+
+def _declares_writes(op: OpOverload) -> bool:
+    return any(map(is_written, op._schema.arguments))
+
+
+class _WritesError(CompileError):
+    """A composite operator writes to memory of its own."""
+
+
+class Writer(TorchDispatchMode):
+    """Takes operators apart and writes down the calls that are left."""
+
+    def __init__(self, table: Table, device: torch.device, symbolic: Any = None) -> None:
+        TorchDispatchMode.__init__(self)
+        # The `SymbolicSizes` of a program with symbols, and the values whose geometry depends on them.
+        self._symbolic = symbolic
+        self._geometry: dict[int, SymbolicShape] = {}
+        self._table = table
+        self._device = device
+        # True while fake tensors are made that no call of the program makes.
+        self._silent = False
+        # How many composite operators are being taken apart, one inside the other.
+        self._composites = 0
+        self._instructions: list[Instruction] = []
+        # Fake tensors are kept alive: their identity stands for their value number.
+        self._numbers: dict[int, int] = {}
+        self._kept: list[torch.Tensor] = []
+        self.source: Source = UNKNOWN
+        self._random = False
+
+    def add_input(self, buffer: int, spec: Spec, size: Sequence[Any], stride: Sequence[Any]) -> torch.Tensor:
+        """A fake tensor that stands for an input, of this size and stride, which may be symbolic."""
+        tensor = torch.empty_strided(size, stride, dtype=spec.dtype, device=self._device)
+        self._instructions.append(Input(buffer, spec, self._keep(tensor), UNKNOWN))
+        return tensor
+
+    def add_number(self, slot: int, kind: type) -> torch.Tensor:
+        """A fake tensor that stands for a run-time number."""
+        spec = NUMBER_SPECS[kind]
+        tensor = torch.empty((), dtype=spec.dtype)
+        self._instructions.append(Number(slot, spec, self._keep(tensor), UNKNOWN))
+        return tensor
+
+    def _keep(self, tensor: torch.Tensor) -> int:
+        number = len(self._kept)
+        self._kept.append(tensor)
+        self._numbers[id(tensor)] = number
+        geometry = None if self._symbolic is None else self._symbolic.geometry(tensor)
+        if geometry is not None:
+            self._geometry[number] = geometry
+        return number
+
+    def number_of(self, tensor: torch.Tensor) -> int:
+        """The value number of a fake tensor; a real one is a constant of some decomposition, and is written down."""
+        number = self._numbers.get(id(tensor))
+        if number is not None:
+            return number
+        if tensor.dim() == 0 and type(tensor) is torch.Tensor:
+            return self._constant(tensor)
+        raise CompileError("a tensor appears that no call of the program made", source=str(self.source))
+
+    def _constant(self, tensor: torch.Tensor) -> int:
+        made = aten.scalar_tensor.default(tensor.item(), dtype=tensor.dtype)
+        self._write(aten.scalar_tensor.default, (tensor.item(),), {"dtype": tensor.dtype}, made)
+        self._numbers[id(tensor)] = self._numbers[id(made)]
+        self._kept.append(tensor)
+        return self._numbers[id(tensor)]
+
+    def mark(self) -> tuple[int, int]:
+        """Where the writing stands."""
+        return len(self._instructions), len(self._kept)
+
+    def roll_back(self, mark: tuple[int, int]) -> None:
+        """Forget what was written since `mark`."""
+        del self._instructions[mark[0] :]
+        for number, tensor in enumerate(self._kept[mark[1] :], mark[1]):
+            self._numbers.pop(id(tensor), None)
+            self._geometry.pop(number, None)
+        del self._kept[mark[1] :]
+
+    def write_opaque(
+        self, call: Call, args: list[Any], kwargs: dict[str, Any], shapes: Sequence[Shape | None]
+    ) -> list[torch.Tensor | None]:
+        """Write the call down without running it; fake tensors of these geometries for its results."""
+        self._silent = True
+        try:
+            made = [
+                None if shape is None else torch.empty_strided(*shape[:2], dtype=shape[2], device=self._device)
+                for shape in shapes
+            ]
+        finally:
+            self._silent = False
+        single = len(call.returns) == 1 and not isinstance(call.returns[0], tuple)
+        out: Any = made[0] if single else made
+        self._write(call.op, args, kwargs, out)
+        return made
+
+    def program(self, recorded: Program, outputs: list[int], updates: list[Update]) -> Program:
+        """What was written down."""
+        return Program(
+            recorded.identity,
+            tuple(self._instructions),
+            tuple(outputs),
+            recorded.scalars,
+            len(self._kept),
+            self._random,
+            recorded.device,
+            tuple(updates),
+            functional=True,
+            symbols=recorded.symbols,
+            geometry=self._geometry,
+        )
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self._silent:
+            return op(*args, **kwargs)
+        random = is_random(op, args, kwargs)
+        if not random:
+            taken_apart = self._table.get(op)
+            with self:
+                if taken_apart is not None:
+                    out = taken_apart(*args, **kwargs)
+                    if out is not NotImplemented:
+                        return out
+                elif op.namespace == "aten" and op._can_decompose():
+                    out = self._decomposed(op, args, kwargs)
+                    if out is not NotImplemented:
+                        return out
+        if self._composites and not random and _declares_writes(op):
+            raise _WritesError(f"{op} writes to its operand inside a composite operator")
+        # Some kernels in C++ know no symbolic sizes: with them, those in Python come first.
+        with nullcontext() if self._symbolic is None else enable_python_dispatcher():
+            out = op(*args, **kwargs)
+        self._write(op, args, kwargs, out)
+        return out
+
+    def _decomposed(self, op: OpOverload, args: Any, kwargs: Any) -> Any:
+        """What PyTorch makes of a composite operator, unless it writes on the way: nothing would turn that into values
+        here, below functionalization."""
+        mark = self.mark()
+        self._composites += 1
+        try:
+            return op.decompose(*args, **kwargs)
+        except _WritesError:
+            self.roll_back(mark)
+            return NotImplemented
+        finally:
+            self._composites -= 1
+
+    def _write(self, op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
+        operands: list[int] = []
+        given, named = self._operands(op, args, kwargs, operands)
+        returns, numbers = self._returns(op, out)
+        if op._schema.returns and all(number < 0 for number in numbers):
+            return
+        random = is_random(op, args, kwargs)
+        if random and "generator" in named:
+            named["generator"] = DEVICE_GENERATOR
+        self._random |= random
+        first = next((number for number in numbers if number >= 0), -1)
+        call = Call(op, given, named, tuple(operands), returns, first, self.source, random, numbers)
+        self._instructions.append(call)
+
+    def _operands(
+        self, op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], operands: list[int]
+    ) -> tuple[tuple[object, ...], dict[str, object]]:
+        """The arguments in full, in schema order, defaults filled in."""
+
+        def template(value: Any) -> object:
+            if isinstance(value, torch.Tensor):
+                number = self.number_of(value)
+                operands.append(number)
+                return Value(number)
+            if isinstance(value, (list, tuple)):
+                return tuple(template(item) for item in value)
+            return value if self._symbolic is None else self._symbolic.operand(value)
+
+        given: list[object] = []
+        named: dict[str, object] = {}
+        for position, argument in enumerate(op._schema.arguments):
+            value = args[position] if position < len(args) else kwargs.get(argument.name, argument.default_value)
+            if argument.kwarg_only:
+                named[argument.name] = template(value)
+            else:
+                given.append(template(value))
+        return tuple(given), named
+
+    def _returns(self, op: OpOverload, out: Any) -> tuple[Returns, tuple[int, ...]]:
+        declared = op._schema.returns
+        parts = out if len(declared) > 1 else (out,) if declared else ()
+        numbers: list[int] = []
+
+        def one(value: Any) -> Return:
+            if not isinstance(value, torch.Tensor):
+                numbers.append(-1)
+                kind = ReturnKind.NOTHING if value is None else ReturnKind.CONSTANT
+                return Return(kind, constant=hint_of(value))
+            position = len(numbers)
+            numbers.append(-1 if id(value) in self._numbers else self._keep(value))
+            return Return(ReturnKind.FRESH, hinted_spec(value), group=position)
+
+        returns = tuple(
+            tuple(one(item) for item in part) if isinstance(part, (list, tuple)) else one(part) for part in parts
+        )
+        assert len(flatten_returns(returns)) == len(numbers)
+        return returns, tuple(numbers)
+
+
+def is_random(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """True for calls that draw random numbers: attention without dropout does not."""
+    if torch.Tag.nondeterministic_seeded not in op.tags:
+        return False
+    for position, argument in enumerate(op._schema.arguments):
+        if argument.name == "dropout_p":
+            given = args[position] if position < len(args) else kwargs.get("dropout_p", argument.default_value)
+            return bool(given != 0)
+    return True

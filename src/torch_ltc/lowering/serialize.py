@@ -1,0 +1,177 @@
+"""Programs, and what was compiled of them, as bytes for another process.
+
+Everything goes by `pickle`, but for what is one object per process (operators, geometries) and what belongs to whoever
+reads: the recorded program with its lines, the backend, and the functions that the backend makes, which it writes and
+reads itself. Read only bytes that this user wrote: unpickling runs what they say.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from torch_ltc.errors import CompileError
+from torch_ltc.lowering.gil import yield_gil
+from torch_ltc.lowering.interface import Backend
+from torch_ltc.lowering.lower import Executable
+from torch_ltc.program.instruction import Program
+from torch_ltc.program.spec import Spec, make_spec
+from torch_ltc.source import Source
+
+__all__ = ["NotSerializableError", "dump_data", "dump_executable", "load_data", "load_executable"]
+
+_PROTOCOL = 5
+
+
+class NotSerializableError(CompileError):
+    """A program, or what was compiled of it, cannot be written down for another process.
+
+    When: never raised to users; such a program is compiled in this process, and not kept on disk.
+    """
+
+
+def dump_data(value: object) -> bytes:
+    """Plain data with operators and geometries in it, as bytes."""
+    return _dumped(_Pickler, value)
+
+
+def load_data(data: bytes) -> Any:
+    """What `dump_data` wrote. Raises `NotSerializableError` when an operator in it is unknown here."""
+    return _Unpickler(io.BytesIO(data)).load()
+
+
+def dump_executable(backend: Backend, program: Program, executable: Executable) -> bytes | None:
+    """What was compiled of `program`; None when the backend cannot write its functions down."""
+    functions = executable.computation.functions
+    texts = [backend.dump(function) for function in functions]
+    written = [text for text in texts if text is not None]
+    if len(written) != len(texts):
+        return None
+
+    def pickler(file: io.BytesIO) -> _Pickler:
+        return _ExecutablePickler(file, backend, program, functions)
+
+    return pickle.dumps((written, _dumped(pickler, executable)), protocol=_PROTOCOL)
+
+
+def load_executable(backend: Backend, program: Program, data: bytes) -> Executable:
+    """What `dump_executable` wrote, for this program and backend of this process."""
+    written, outer = pickle.loads(data)
+    functions = [backend.load(program, text) for text in written]
+    executable = _ExecutableUnpickler(io.BytesIO(outer), backend, program, functions).load()
+    assert isinstance(executable, Executable)
+    return executable
+
+
+def _dumped(pickler: Callable[[io.BytesIO], pickle.Pickler], value: object) -> bytes:
+    file = io.BytesIO()
+    try:
+        pickler(file).dump(value)
+    except (pickle.PicklingError, TypeError, AttributeError, ValueError) as error:
+        raise NotSerializableError(f"cannot be written down: {error}") from error
+    return file.getvalue()
+
+
+def _operator(name: str, overload: str) -> OpOverload:
+    namespace, _, plain = name.partition("::")
+    try:
+        found = getattr(getattr(getattr(torch.ops, namespace), plain), overload)
+    except AttributeError as error:
+        raise NotSerializableError(f"there is no operator {name}.{overload} here") from error
+    assert isinstance(found, OpOverload)
+    return found
+
+
+class _Pickler(pickle.Pickler):
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file, protocol=_PROTOCOL)
+
+    def reducer_override(self, value: object) -> Any:
+        yield_gil()
+        if isinstance(value, Spec):
+            return make_spec, value.key
+        if isinstance(value, OpOverload):
+            return _operator, (value._schema.name, value._overloadname)
+        return NotImplemented
+
+
+class _Unpickler(pickle.Unpickler):
+    pass
+
+
+class _Identity:
+    """Stands for the identity of the program that is read."""
+
+
+_IDENTITY = _Identity()
+
+
+def _program(identity: int, given: dict[str, Any]) -> Program:
+    return Program(identity=identity, **given)
+
+
+def _sources(program: Program) -> list[Source]:
+    return [instruction.source for instruction in program.instructions]
+
+
+class _ExecutablePickler(_Pickler):
+    """Leaves out what the reader has."""
+
+    def __init__(self, file: io.BytesIO, backend: Backend, program: Program, functions: Sequence[Any]) -> None:
+        super().__init__(file)
+        self._known: dict[int, tuple[str, int]] = {id(source): ("source", i) for i, source in _first(_sources(program))}
+        self._known[id(program)] = ("program", 0)
+        self._known[id(backend)] = ("backend", 0)
+        self._known[id(handles_of(backend))] = ("handles", 0)
+        self._known[id(_IDENTITY)] = ("identity", 0)
+        self._known.update((id(function), ("function", i)) for i, function in enumerate(functions))
+
+    def persistent_id(self, value: object) -> tuple[str, int] | None:
+        return self._known.get(id(value))
+
+    def reducer_override(self, value: object) -> Any:
+        if isinstance(value, Program):
+            # A program that was made of the recorded one and has its identity.
+            given = {field.name: getattr(value, field.name) for field in fields(Program) if field.init}
+            return _program, (_IDENTITY, {name: part for name, part in given.items() if name != "identity"})
+        return super().reducer_override(value)
+
+
+class _ExecutableUnpickler(_Unpickler):
+    """Puts in what the reader has."""
+
+    def __init__(self, file: io.BytesIO, backend: Backend, program: Program, functions: Sequence[Any]) -> None:
+        super().__init__(file)
+        self._sources = _sources(program)
+        self._known: dict[tuple[str, int], Any] = {
+            ("program", 0): program,
+            ("backend", 0): backend,
+            ("handles", 0): handles_of(backend),
+            ("identity", 0): program.identity,
+        }
+        self._known.update((("function", i), function) for i, function in enumerate(functions))
+
+    def persistent_load(self, known: tuple[str, int]) -> Any:
+        kind, index = known
+        yield_gil()
+        return self._sources[index] if kind == "source" else self._known[known]
+
+
+def _first(sources: list[Source]) -> list[tuple[int, Source]]:
+    """Each line with the first instruction that has it."""
+    first: dict[int, tuple[int, Source]] = {}
+    for index, source in enumerate(sources):
+        first.setdefault(id(source), (index, source))
+    return list(first.values())
+
+
+def handles_of(backend: Backend) -> set[type]:
+    """The classes of the handles that the backend's functions have returned."""
+    found: set[type] = backend.__dict__.setdefault("_handles", set())
+    return found

@@ -1,0 +1,138 @@
+"""The memory behind a lazy storage.
+
+One `Buffer` hangs on each lazy storage object, is shared by all its views and dies with it: it is the handle, the alias
+group and the sign of life in one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from concurrent.futures import Future
+from typing import Any
+
+import torch
+
+from torch_ltc.config import settings
+from torch_ltc.errors import LtcError, PoisonedTensorError
+from torch_ltc.lowering.backend_data import BackendData, alias_physical
+from torch_ltc.program.instruction import Program
+from torch_ltc.program.spec import Spec
+
+_identities = itertools.count(1)
+storage_of = torch._C.TensorBase.untyped_storage
+
+
+def physical_device() -> torch.device:
+    """The device that programs run on."""
+    if settings.device_type == "cpu":
+        return torch.device("cpu")
+    return torch.device(settings.device_type, settings.device_ordinal)
+
+
+class Buffer:
+    """State of one storage.
+
+    - `number` >= the recorder's base: a pending instruction defines it, as value `number`, with geometry `spec`.
+    - `number` is -1 and there is no `data`: nobody has written to it yet.
+    - otherwise `data` holds its physical tensor, or a backend's handle on it, once the program that defines it has run.
+    - `error`: the call that should have made it failed; every read says so.
+    """
+
+    # Defaults on the class and no __init__: one is built per recorded result, and this is the quickest way to build it.
+    number = -1
+    spec: Spec
+    data: torch.Tensor | BackendData | None = None
+    # What `remembered` made of the error that lost it.
+    error: tuple[LtcError, weakref.ref[LtcError]] | None = None
+    views: dict[Spec, int] | None = None
+    views_base = -1
+    input = -1
+    # The queued program that defines it or writes to it last.
+    job: Future[None] | None = None
+    # The program that made it, and the number of its value there.
+    maker: tuple[Program, int] | None = None
+    # Bytes that a recorded resize will make room for.
+    grown_bytes = 0
+    _identity = 0
+
+    @property
+    def identity(self) -> int:
+        """A number that no other buffer of this process has."""
+        if not self._identity:
+            self._identity = next(_identities)
+        return self._identity
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the physical storage, or what it will need."""
+        if isinstance(self.data, torch.Tensor):
+            return max(int(self.data.untyped_storage().nbytes()), self.grown_bytes)
+        return max(self.spec.extent() * self.spec.dtype.itemsize, self.grown_bytes)
+
+    def physical(self, spec: Spec, device: torch.device) -> torch.Tensor:
+        """The physical tensor seen with geometry `spec`. For the executor's thread, after the defining job has run."""
+        data = self.data
+        if data is None:
+            # Never written: memory with whatever is in it, as eager's `empty` gives.
+            base = self.spec
+            data = self.data = torch.empty_strided(base.size, base.stride, dtype=base.dtype, device=device)
+        elif isinstance(data, BackendData):
+            data = data.tensor()
+        if spec is self.spec:
+            return data
+        if not data.untyped_storage().resizable() and spec.extent() > self.spec.extent():
+            # Memory that another library made, and that a resize has to leave.
+            data = self.data = data.clone(memory_format=torch.preserve_format)
+        return alias_physical(data, spec)
+
+    def held(self, spec: Spec, device: torch.device) -> torch.Tensor | BackendData:
+        """As `physical`, but a backend's handle on the whole buffer is left as it is."""
+        data = self.data
+        if spec is self.spec and isinstance(data, BackendData):
+            return data
+        return self.physical(spec, device)
+
+
+def new_buffer(spec: Spec, number: int = -1, data: torch.Tensor | None = None) -> Buffer:
+    """A buffer of this geometry: defined by a pending value, holding data, or neither."""
+    buffer = Buffer()
+    buffer.number = number
+    buffer.spec = spec
+    buffer.data = data
+    return buffer
+
+
+def buffer_of(tensor: torch.Tensor) -> Buffer:
+    """The buffer of a lazy tensor."""
+    storage: Any = storage_of(tensor)
+    try:
+        buffer: Buffer = storage.handle
+    except AttributeError:
+        raise LtcError(
+            "this ltc tensor has no buffer: its storage was made by code that does not know the device.\n"
+            "  try: make the tensor on the CPU and move it with .to('ltc')"
+        ) from None
+    return buffer
+
+
+def attach(tensor: torch.Tensor, buffer: Buffer) -> None:
+    """Make `buffer` the memory of this tensor's storage."""
+    storage: Any = storage_of(tensor)
+    storage.handle = buffer
+
+
+def remembered(error: LtcError) -> tuple[LtcError, weakref.ref[LtcError]]:
+    """What a buffer keeps of the error that lost it: a copy, and the error itself as long as somebody else has it.
+
+    A buffer that kept an error that was raised would keep the user's variables for ever, itself among them: a storage
+    is no place that Python's garbage collector looks into.
+    """
+    return error.untraced(), weakref.ref(error)
+
+
+def poisoned(error: LtcError) -> PoisonedTensorError:
+    """The error that reading a lost tensor raises, made from the one that lost it."""
+    lost = PoisonedTensorError(f"this tensor was never computed, because an earlier call failed:\n  {error}")
+    lost.__cause__ = error
+    return lost

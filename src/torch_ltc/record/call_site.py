@@ -1,0 +1,177 @@
+"""Where in the user's code an instruction was recorded.
+
+The stack is walked only when a new tree node is made: a program that was recorded before costs nothing here. Frames of
+PyTorch and of torch_ltc are skipped, so that the innermost line is one the user wrote.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+from types import CodeType, FrameType
+
+import torch
+
+from torch_ltc.record.module_path import MODULE_CALL, module_path
+from torch_ltc.source import UNKNOWN, Source
+
+__all__ = [
+    "UNKNOWN",
+    "Source",
+    "backward_number",
+    "call_source",
+    "current_source",
+    "forward_number",
+    "is_user_file",
+    "paired",
+    "sequence_number",
+]
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+_SKIPPED = (_PACKAGE, _TORCH, "<torch_ltc", "<frozen", "<eval_with_key>")
+_ENGINE = "_engine_run_backward"
+
+
+# Whether a file is the user's, and lines that were found before, each by place in its code and by module. The code is
+# kept with them: its address is the key.
+_files: dict[str, bool] = {}
+_lines: dict[tuple[int, int, bool, str], tuple[CodeType, Source]] = {}
+_MOST_LINES = 65_536
+
+# Asking PyTorch which autograd node runs gives the node a Python object that lives as long as the node, and a long
+# chain of those is freed by recursion: some 15,000 fit a stack of 8 MiB. So only so many of a pass are asked for.
+_MOST_NODES = 2_000
+
+
+class _LatestBackward:
+    """The line of the backward pass that was asked for last, by the number of the pass, and how many of its nodes were
+    asked for."""
+
+    # In one piece: passes may run on several threads.
+    found = (-1, UNKNOWN)
+    asked = 0
+
+
+_latest = _LatestBackward()
+
+
+def is_user_file(file: str) -> bool:
+    """True for a source file that is neither PyTorch's nor this package's."""
+    known = _files.get(file)
+    if known is None:
+        known = _files[file] = not file.startswith(_SKIPPED)
+    return known
+
+
+def _user_frame(frame: FrameType | None) -> FrameType | None:
+    while frame is not None and not is_user_file(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame
+
+
+def _backward_caller() -> FrameType | None:
+    """The user frame of a thread that waits in the autograd engine: backward runs on a thread of its own."""
+    for outer in sys._current_frames().values():
+        frame: FrameType | None = outer
+        while frame is not None:
+            if frame.f_code.co_name == _ENGINE:
+                return _user_frame(frame)
+            frame = frame.f_back
+    return None
+
+
+def _backward_source() -> Source:
+    """The line that called backward. All calls of one pass have one, which takes long to find."""
+    job = torch._C._current_graph_task_id()
+    known, source = _latest.found
+    if job < 0 or job != known:
+        frame = _backward_caller()
+        source = UNKNOWN if frame is None else _source(frame, backward=True)
+        _latest.found = (job, source)
+        _latest.asked = 0
+    return source
+
+
+def sequence_number() -> int:
+    """The number that the next autograd node of this thread gets. Each thread counts by itself."""
+    number: int = torch._C._autograd._get_sequence_nr()
+    return number
+
+
+def forward_number(values: Iterable[object]) -> int | None:
+    """The number of the autograd node of the call that is being recorded with these arguments, if it has one: autograd
+    makes the node, then calls the kernel. It has none when none of its tensors wants a gradient."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            if value.requires_grad:
+                return sequence_number() - 1
+        elif isinstance(value, list) and any(isinstance(one, torch.Tensor) and one.requires_grad for one in value):
+            return sequence_number() - 1
+    return None
+
+
+def backward_number() -> int | None:
+    """The number of the autograd node that runs on this thread; None when there is none, or it is not to be asked."""
+    if _latest.asked >= _MOST_NODES:
+        return None
+    _latest.asked += 1
+    node = torch._C._current_autograd_node()
+    return None if node is None else node._sequence_nr()
+
+
+def _source(frame: FrameType, backward: bool, module: str = "") -> Source:
+    code = frame.f_code
+    place = (id(code), frame.f_lasti, backward, module)
+    found = _lines.get(place)
+    if found is None:
+        if len(_lines) >= _MOST_LINES:
+            _lines.clear()
+        name = getattr(code, "co_qualname", code.co_name)
+        found = _lines[place] = (code, Source(code.co_filename, frame.f_lineno, name, backward, module))
+    return found[1]
+
+
+def current_source(depth: int = 1) -> Source:
+    """The innermost user line now, or the user's `backward()` line on an autograd thread."""
+    frame = _user_frame(sys._getframe(depth))
+    return _backward_source() if frame is None else _source(frame, backward=False)
+
+
+# Lines of backward calls with their forward lines, by the identities of both, which are kept with them.
+_pairs: dict[tuple[int, int], tuple[Source, Source, Source]] = {}
+
+
+def call_source(depth: int = 1) -> Source:
+    """As `current_source`, with the path of the module that runs. For calls that are recorded for the first time: it
+    looks at more of the stack."""
+    user: FrameType | None = None
+    module: FrameType | None = None
+    frame: FrameType | None = sys._getframe(depth)
+    while frame is not None:
+        code = frame.f_code
+        if code is MODULE_CALL:
+            if module is None:
+                module = frame
+                if user is not None:
+                    break
+        elif user is None and (_files[name] if (name := code.co_filename) in _files else is_user_file(name)):
+            user = frame
+            if module is not None:
+                break
+        frame = frame.f_back
+    if user is not None:
+        return _source(user, False, "" if module is None else module_path(module))
+    return _backward_source()
+
+
+def paired(backward: Source, forward: Source) -> Source:
+    """The line of a backward call with that of its forward call."""
+    found = _pairs.get((id(backward), id(forward)))
+    if found is None:
+        if len(_pairs) >= _MOST_LINES:
+            _pairs.clear()
+        made = Source(backward.file, backward.line, backward.function, True, forward.module, forward)
+        found = _pairs[id(backward), id(forward)] = (backward, forward, made)
+    return found[2]

@@ -1,0 +1,152 @@
+"""How an operator's arguments take part in a recording, read off its schema once."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch._ops import OpOverload
+
+from torch_ltc.program.effects import SIZED_BY_SCALARS, operator_may_fail
+from torch_ltc.shapes.rules import rule_of
+
+
+class Kind(enum.Enum):
+    """What the recorder does with an argument."""
+
+    TENSOR = "its value number is in the key; a Python number may stand in its place"
+    TENSORS = "a list of the former"
+    SCALAR = "its type is in the key, its value is a run-time input"
+    SCALARS = "a list of run-time inputs, their types in the key"
+    STATIC = "it is in the key as it is"
+    STATIC_SCALAR = "type and value are in the key: the result's geometry depends on it"
+    GENERATOR = "None: the device's generator; anything else is handled where it stands"
+    DEVICE = "replaced by the physical device when the program runs"
+    DROPPED = "has no meaning on the device (pin_memory)"
+
+
+@dataclass(slots=True, eq=False)
+class Argument:
+    """One schema argument. Never changed, though not frozen: thousands are made when the package is imported."""
+
+    name: str
+    kind: Kind
+    keyword_only: bool
+    has_default: bool
+    default: object
+    written: bool
+    optional: bool
+
+
+_KINDS = {
+    "Tensor": Kind.TENSOR,
+    "Optional[Tensor]": Kind.TENSOR,
+    "List[Tensor]": Kind.TENSORS,
+    "Optional[List[Tensor]]": Kind.TENSORS,
+    "List[Optional[Tensor]]": Kind.TENSORS,
+    "number": Kind.SCALAR,
+    "Optional[number]": Kind.SCALAR,
+    "float": Kind.SCALAR,
+    "Optional[float]": Kind.SCALAR,
+    "List[number]": Kind.SCALARS,
+    "Generator": Kind.GENERATOR,
+    "Optional[Generator]": Kind.GENERATOR,
+    "Device": Kind.DEVICE,
+    "Optional[Device]": Kind.DEVICE,
+}
+
+_DYNAMIC_TAGS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+
+
+class Default:
+    """In a key: this number is the schema's default, and so part of the program."""
+
+    def __repr__(self) -> str:
+        return "default"
+
+
+DEFAULT = Default()
+
+
+class Operator:
+    """One overload as the recorder sees it. Compared by identity: it is the first part of every key."""
+
+    # Not a dataclass: equality must be identity, and the hot path reads `op`.
+    __slots__ = (
+        "op",
+        "name",
+        "arguments",
+        "random",
+        "dynamic",
+        "returns",
+        "written",
+        "generator_position",
+        "positional",
+        "checks_numbers",
+        "located",
+        "kinds",
+        "defaults",
+        "keywords",
+        "rule",
+    )
+
+    def __init__(self, op: OpOverload) -> None:
+        schema = op._schema
+        self.op = op
+        self.name: str = op.name()
+        self.arguments = _arguments(op)
+        kinds = [a.kind for a in self.arguments]
+        self.random = Kind.GENERATOR in kinds
+        self.generator_position = kinds.index(Kind.GENERATOR) if self.random else -1
+        self.dynamic = bool(_DYNAMIC_TAGS & set(op.tags))
+        self.returns = len(schema.returns)
+        # Lists of tensors are slow to check, and their operators refuse no number.
+        self.checks_numbers = op.namespace == "aten" and "_foreach_" not in self.name and "_fused_" not in self.name
+        # Whether each recording notes its line, for the error that a call of it may raise.
+        self.located = operator_may_fail(schema.name, schema)
+        self.positional = sum(not a.keyword_only for a in self.arguments)
+        self.kinds = tuple(kinds)
+        self.defaults = tuple(a.default for a in self.arguments)
+        self.keywords = tuple(a.name for a in self.arguments[self.positional :])
+        # Says what common calls return without asking PyTorch.
+        self.rule = rule_of(self.name)
+        self.written = tuple(i for i, a in enumerate(self.arguments) if a.written)
+
+    def values(self, args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[object, ...]:
+        """Every argument in schema order, defaults filled in."""
+        filled = list(args)
+        for argument in self.arguments[len(args) :]:
+            filled.append(kwargs.get(argument.name, argument.default))
+        return tuple(filled)
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+@cache
+def _arguments(op: OpOverload) -> tuple[Argument, ...]:
+    # Kept: an operator may be looked at several times, and there are thousands.
+    schema = op._schema
+    sized = schema.name in SIZED_BY_SCALARS
+    return tuple([_argument(argument, sized) for argument in schema.arguments])
+
+
+def _argument(argument: torch._C.Argument, sized: bool) -> Argument:
+    type_name = str(argument.type)
+    kind = _KINDS.get(type_name, Kind.STATIC)
+    if argument.name == "pin_memory":
+        kind = Kind.DROPPED
+    if sized and kind is Kind.SCALAR:
+        kind = Kind.STATIC_SCALAR
+    alias, has_default = argument.alias_info, argument.has_default_value()
+    return Argument(
+        name=argument.name,
+        kind=kind,
+        keyword_only=argument.kwarg_only,
+        has_default=has_default,
+        default=argument.default_value if has_default else None,
+        written=alias is not None and alias.is_write,
+        optional=type_name.startswith("Optional"),
+    )

@@ -1,0 +1,77 @@
+"""Geometry and memory of the values on the way to a node of the tree.
+
+Asking tensors for their geometry takes microseconds each. What the values of a pending program are is known from its
+instructions, and only needed where an instruction is new.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from torch_ltc.program.instruction import Call, Input, Return, ReturnKind
+from torch_ltc.program.spec import Spec
+from torch_ltc.program.tree import Node
+
+# Afterwards a tensor looks at its memory in another way than the value that it is.
+_CHANGES_GEOMETRY = torch.ops.aten.resize_.default
+
+
+class PathValues:
+    """What is known of the values of one path, by value number: `specs` (None: ask the tensor) and `roots`, which are
+    equal for values that share memory."""
+
+    __slots__ = ("specs", "roots", "_node")
+
+    def __init__(self, root: Node) -> None:
+        self.specs: list[Spec | None] = []
+        self.roots: list[int] = []
+        self._node = root
+
+    def follow(self, node: Node) -> None:
+        """Know the values on the way to `node`. Costs as much as there is between it and where this was last."""
+        last = self._node
+        if node is last:
+            return
+        path = [node]
+        above = node.parent
+        while above is not last and above is not None:
+            path.append(above)
+            above = above.parent
+        if above is None:
+            # Another path, from the root on.
+            path.pop()
+            self.specs.clear()
+            self.roots.clear()
+        for each in reversed(path):
+            self._add(each)
+        self._node = node
+
+    def of(self, numbers: Sequence[int], groups: bool) -> tuple[list[Spec | None], list[int] | None]:
+        """The geometries of these values, and, if asked for, what is equal for those that share memory."""
+        specs = self.specs
+        return [specs[number] for number in numbers], [self.roots[number] for number in numbers] if groups else None
+
+    def _add(self, node: Node) -> None:
+        instruction = node.instruction
+        if instruction.__class__ is Input:
+            self.specs.append(instruction.spec)
+            self.roots.append(-1 - instruction.buffer)
+        elif isinstance(instruction, Call):
+            numbers = instruction.numbers
+            if len(numbers) == 1 and isinstance(item := instruction.returns[0], Return):
+                if numbers[0] >= 0:
+                    self._add_value(instruction, item)
+            else:
+                for item, number in zip(instruction.flat_returns, numbers, strict=True):
+                    if number >= 0:
+                        self._add_value(instruction, item)
+            if instruction.op is _CHANGES_GEOMETRY:
+                for number in instruction.operands:
+                    self.specs[number] = None
+
+    def _add_value(self, call: Call, item: Return) -> None:
+        self.specs.append(item.spec)
+        is_view = item.kind is ReturnKind.VIEW
+        self.roots.append(self.roots[call.operands[item.operand]] if is_view else call.numbers[item.group])

@@ -1,0 +1,473 @@
+"""The pending program: where recording stands in the tree, and what it has touched.
+
+There is one recorder for the device. Autograd runs backward on threads of its own, and a step's forward and backward
+belong to one program, so the recorder is shared by all threads and guarded by `lock`. Kernels hold it while they
+record.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from torch_ltc.config import settings
+from torch_ltc.errors import DeviceMismatchError
+from torch_ltc.program.instruction import (
+    Call,
+    Input,
+    ObservedLayout,
+    Returns,
+)
+from torch_ltc.program.spec import Spec, spec_of
+from torch_ltc.program.tree import Key, Node, Tree
+from torch_ltc.record.arguments import (
+    NUMBER_TYPES,
+    freeze,
+    operand_tensors,
+    plain_number,
+    result_numbers,
+    statics_of,
+    storage_groups,
+)
+from torch_ltc.record.buffer import Buffer, buffer_of, new_buffer, physical_device, storage_of
+from torch_ltc.record.call_site import UNKNOWN, Source, call_source, current_source
+from torch_ltc.record.forward_lines import ForwardLines
+from torch_ltc.record.operands import CallOperands, make_operands
+from torch_ltc.record.operator import DEFAULT, Kind, Operator
+from torch_ltc.record.path_values import PathValues
+from torch_ltc.record.result_specs import cache_result_specs
+from torch_ltc.shapes.inference import Inferred, OperandIndex, infer
+from torch_ltc.shapes.rules import quick
+
+aten = torch.ops.aten
+
+# Operators that take indices or factors from the CPU, as PyTorch's other devices do.
+_CPU_OPERANDS = frozenset(
+    {
+        "aten::index.Tensor",
+        "aten::index_put_",
+        "aten::index_put",
+        "aten::_index_put_impl_",
+        "aten::_unsafe_index.Tensor",
+        "aten::_foreach_addcdiv.Tensor",
+        "aten::_foreach_addcdiv_.Tensor",
+        "aten::_foreach_addcmul.Tensor",
+        "aten::_foreach_addcmul_.Tensor",
+    }
+)
+# How many values of an operator's run-time numbers are checked against its meta kernel before they are trusted.
+_CHECKED_SCALARS = 8
+
+_AS_STRIDED = Operator(aten.as_strided.default)
+_VIEW_DTYPE = Operator(aten.view.dtype)
+_VIEW_AS_REAL = Operator(aten.view_as_real.default)
+_CONJ = Operator(aten._conj.default)
+_NEG_VIEW = Operator(aten._neg_view.default)
+_EMPTY = Operator(aten.empty_strided.default)
+_DEVICE = torch.device("cpu")
+
+
+class _InputMarker:
+    def __repr__(self) -> str:
+        return "input"
+
+
+_INPUT = _InputMarker()
+
+
+class Recorder:
+    """The pending program. `base` is the absolute number of its first value, `count` that of the next one.
+
+    A tensor's `_ltc` attribute is the absolute number of its value: below `base`, it is stale. It is only a cache; the
+    truth is the buffer on the storage plus the tensor's geometry.
+    """
+
+    __slots__ = (
+        "base",
+        "count",
+        "node",
+        "tree",
+        "buffers",
+        "inputs",
+        "scalars",
+        "numbers",
+        "random",
+        "started",
+        "lock",
+        "on_full",
+        "bound",
+        "lines",
+        "path_values",
+        "awaited",
+        "forward",
+    )
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.tree = Tree()
+        self.path_values = PathValues(self.tree.root)
+        self.base = 0
+        self.count = 0
+        self.on_full: Callable[[], None] = lambda: None
+        # Buffers that the pending program defines. The list stays the same object: kernels keep its `append`.
+        self.buffers: list[Buffer] = []
+        # Numbers of the call being recorded; they join `scalars` once the call is known to be right.
+        self.numbers: list[Any] = []
+        # What wants to be told when the pending program has been queued; see `async_item`.
+        self.awaited: list[Any] = []
+        self.forward = ForwardLines()
+        self.node = self.tree.root
+        self.bound = settings.pending_bound
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin the next program."""
+        self.forward.end(self.node)
+        self.base = self.count
+        self.node = self.tree.root
+        self.buffers.clear()
+        self.inputs: list[Buffer] = []
+        self.scalars: list[Any] = []
+        # The present line of each call that may fail, by the identity of its instruction: the line kept with the
+        # instruction is that of its first recording.
+        self.lines: dict[int, Source] = {}
+        self.numbers.clear()
+        self.random = False
+        self.started = 0.0
+        if self.bound != settings.pending_bound:
+            # Known paths are followed without looking at the bound: paths made under another bound must go.
+            self.bound = settings.pending_bound
+            self.tree.clear()
+            self.node = self.tree.root
+
+    @property
+    def empty(self) -> bool:
+        """True when nothing is pending."""
+        return self.node.parent is None
+
+    # ---- operands -------------------------------------------------------------------------------------------------
+
+    def operand(self, value: Any, operator: Operator | None = None) -> Any:
+        """The key part for a tensor argument: its value number, or the type of a Python number in its place."""
+        if value is None:
+            return None
+        try:
+            buffer: Buffer = storage_of(value).handle  # type: ignore[attr-defined]
+        except (AttributeError, TypeError, NotImplementedError):
+            return self._other_operand(value, operator)
+        # The tensor's own number comes first: after a resize, buffer and geometry alone do not tell it from a view.
+        number: int = getattr(value, "_ltc", -1)
+        if number < self.base:
+            number = value._ltc = self.value_of(buffer, spec_of(value))
+        return number - self.base
+
+    def operands(self, values: Any, operator: Operator) -> tuple[Any, ...] | None:
+        """The key part for a list of tensors."""
+        if values is None:
+            return None
+        parts: list[Any] = []
+        for value in values:
+            number = getattr(value, "_ltc", -1) - self.base
+            parts.append(number if number >= 0 else self.operand(value, operator))
+        return tuple(parts)
+
+    def _other_operand(self, value: Any, operator: Operator | None) -> Any:
+        """The key part for what is no tensor of this device."""
+        kind = type(value)
+        if kind in NUMBER_TYPES:
+            self.numbers.append(value)
+            return kind
+        if value.device.type != "ltc":
+            return self._foreign(value, operator)
+        # It has no buffer, and that is an error.
+        return self.value_of(buffer_of(value), spec_of(value)) - self.base
+
+    def value_of(self, buffer: Buffer, spec: Spec) -> int:
+        """The absolute number of the value that is `buffer` seen as `spec`, recording a view or an input if need be."""
+        base = self.base
+        if buffer.number >= base and buffer.spec is spec:
+            return buffer.number
+        if buffer.views_base == base and buffer.views is not None:
+            number = buffer.views.get(spec)
+            if number is not None:
+                return number
+        if buffer.number >= base:
+            return self._derive(buffer, spec)
+        if buffer.data is None and buffer.number < 0:
+            self._define_empty(buffer)
+            return buffer.number if buffer.spec is spec else self._derive(buffer, spec)
+        return self._input(buffer, spec)
+
+    def remember_view(self, buffer: Buffer, spec: Spec, number: int) -> None:
+        """Let later lookups of this geometry on this buffer find value `number`."""
+        if buffer.views_base != self.base or buffer.views is None:
+            buffer.views = {}
+            buffer.views_base = self.base
+        buffer.views[spec] = number
+
+    def _input(self, buffer: Buffer, spec: Spec) -> int:
+        if buffer.input < 0 or buffer.input >= len(self.inputs) or self.inputs[buffer.input] is not buffer:
+            buffer.input = len(self.inputs)
+            self.inputs.append(buffer)
+        key = (_INPUT, buffer.input, spec)
+        node = self.node
+        child = node.next
+        if child.key != key:
+            found = self.tree.find(node, key)
+            if found is None:
+                found = self.tree.add(node, key, Input(buffer.input, spec, self.count - self.base, UNKNOWN))
+                found.made = 1
+            child = found
+        number = self.step(child)
+        self.remember_view(buffer, spec, number)
+        return number
+
+    def _define_empty(self, buffer: Buffer) -> None:
+        spec = buffer.spec
+        statics = (spec.size, spec.stride, spec.dtype, None, True)
+        values = (spec.size, spec.stride, spec.dtype, None, _DEVICE, None)
+        buffer.number, _ = self._internal(_EMPTY, (_EMPTY, *statics), values, ())
+        self.buffers.append(buffer)
+
+    def _derive(self, buffer: Buffer, spec: Spec) -> int:
+        """Record the views that lead from the buffer's defining value to geometry `spec`."""
+        number, have = buffer.number, buffer.spec
+        if have.dtype is not spec.dtype:
+            if have.dtype.is_complex and have.dtype.to_real() is spec.dtype:
+                number, have = self._view(_VIEW_AS_REAL, number, have)
+            else:
+                number, have = self._view(_VIEW_DTYPE, number, have, spec.dtype)
+        if (have.size, have.stride, have.offset) != (spec.size, spec.stride, spec.offset):
+            number, have = self._view(_AS_STRIDED, number, have, spec.size, spec.stride, spec.offset)
+        if have.conj != spec.conj:
+            number, have = self._view(_CONJ, number, have)
+        if have.neg != spec.neg:
+            number, have = self._view(_NEG_VIEW, number, have)
+        self.remember_view(buffer, spec, number)
+        return number
+
+    def _view(self, operator: Operator, number: int, have: Spec, *statics: Any) -> tuple[int, Spec]:
+        key = (operator, number - self.base, *statics)
+        number, child = self._internal(operator, key, (OperandIndex(0), *statics), (have,))
+        return number, child.spec
+
+    def _internal(
+        self, operator: Operator, key: Key, values: tuple[Any, ...], specs: tuple[Spec, ...]
+    ) -> tuple[int, Node]:
+        """Step over a call that the recorder itself needs; the number of its value, and where that leads."""
+        child = self.tree.find(self.node, key)
+        if child is None:
+            child = self._extend(key, operator, values, specs)
+        return self.step(child), child
+
+    def _foreign(self, tensor: torch.Tensor, operator: Operator | None) -> int:
+        """A CPU tensor among lazy ones: a zero-dimensional one, or an index, is uploaded as it is now."""
+        allowed = tensor.dim() == 0 or (operator is not None and operator.name in _CPU_OPERANDS)
+        if tensor.device.type != "cpu" or not allowed:
+            what = operator.name if operator is not None else "an operation"
+            raise DeviceMismatchError(
+                "Expected all tensors to be on the same device, but found at least two devices, "
+                f"ltc:0 and {tensor.device}! (in {what})",
+                source=str(current_source()),
+                hint="move the tensor with .to('ltc')",
+            )
+        return self._input(*self.adopt(tensor)) - self.base
+
+    def adopt(self, tensor: torch.Tensor) -> tuple[Buffer, Spec]:
+        """A new buffer with a copy of this CPU tensor, as it is now."""
+        data = tensor.detach().clone(memory_format=torch.contiguous_format)
+        data = data.to(physical_device())
+        spec = spec_of(data)
+        return new_buffer(spec, data=data), spec
+
+    # ---- steps ----------------------------------------------------------------------------------------------------
+
+    def step(self, child: Node) -> int:
+        """Move to `child`, whose values are numbered from the returned number on."""
+        if not self.started:
+            self._begin()
+        # No call between these: an interrupt cannot leave one done and the other not.
+        number = self.count
+        self.node = child
+        self.count = number + child.made
+        return number
+
+    def key_of(self, operator: Operator, values: tuple[Any, ...]) -> Key:
+        """The key of a call, made argument by argument: the slow way, for calls without a kernel of their own."""
+        parts: list[Any] = [operator]
+        for argument, value in zip(operator.arguments, values, strict=True):
+            kind = argument.kind
+            if kind is Kind.TENSOR:
+                parts.append(self.operand(value, operator))
+            elif kind is Kind.TENSORS:
+                parts.append(self.operands(value, operator))
+            elif kind is Kind.SCALAR:
+                # Identity: a default that was filled in, not a number that happens to equal it.
+                parts.append(DEFAULT if value is argument.default else self.scalar(value))
+            elif kind is Kind.SCALARS:
+                parts.append(tuple([self.scalar(item) for item in value]))
+            elif kind is Kind.STATIC_SCALAR:
+                parts.append((type(value), value))
+            elif kind is Kind.DEVICE:
+                parts.append(self.device(value))
+            elif kind is Kind.STATIC:
+                parts.append(freeze(value))
+        return tuple(parts)
+
+    def device(self, value: torch.device | None) -> bool:
+        """The key part for a device argument, which can only name the one device there is."""
+        if value is None:
+            return False
+        if value.type != "ltc" or value.index not in (None, 0):
+            raise DeviceMismatchError(
+                f"there is no device {value} here: torch_ltc has one device, ltc:0", hint="use device='ltc'"
+            )
+        return True
+
+    def scalar(self, value: Any) -> type:
+        """The key part for a run-time number."""
+        kind = type(value)
+        if kind not in NUMBER_TYPES:
+            value = plain_number(value)
+            kind = type(value)
+        self.numbers.append(value)
+        return kind
+
+    def advance(self, key: Key, operator: Operator, values: tuple[Any, ...]) -> Node:
+        """The child for this call, found or made. Raises what eager would raise for wrong arguments.
+
+        Whoever calls this clears `numbers` when anything raises before the call is taken.
+        """
+        if self.node.depth >= self.bound:
+            self.numbers.clear()
+            self.on_full()
+            key = self.key_of(operator, values)
+        child = self.tree.find(self.node, key)
+        if child is None:
+            child = self._extend(key, operator, values)
+        if not self.started:
+            self._begin()
+        return child
+
+    def _begin(self) -> None:
+        """The first call of a program."""
+        self.started = time.perf_counter()
+        self.forward.begin()
+
+    def preview(self, operator: Operator, values: tuple[Any, ...]) -> Inferred:
+        """What would come of the call; nothing is recorded."""
+        tensors = operand_tensors(operator, values)
+        return self._infer(operator, values, [spec_of(t) for t in tensors], storage_groups(tensors), ())
+
+    def note_line(self, child: Node) -> None:
+        """Remember the line that records this call now."""
+        self.lines[id(child.instruction)] = current_source(2)
+
+    def take_numbers(self, child: Node, operator: Operator, values: tuple[Any, ...]) -> None:
+        """The call has numbers: make them inputs of the program, unless they are wrong."""
+        numbers = self.numbers
+        if child.checked is not None:
+            self._check_numbers(child, child.checked, operator, values)
+        self.scalars.extend(numbers)
+        numbers.clear()
+
+    def _check_numbers(
+        self, child: Node, seen: set[tuple[Any, ...]], operator: Operator, values: tuple[Any, ...]
+    ) -> None:
+        """Ask the meta kernel whether numbers that were not seen before are acceptable."""
+        numbers = tuple(self.numbers)
+        if numbers in seen:
+            return
+        if len(seen) >= _CHECKED_SCALARS:
+            child.checked = None
+            return
+        template = self._operands_of(child.key, operator, values)
+        if self._quick(operator, template) is None:
+            tensors = operand_tensors(operator, values)
+            self._infer(operator, values, [spec_of(t) for t in tensors], storage_groups(tensors), numbers)
+        seen.add(numbers)
+
+    def _extend(
+        self, key: Key, operator: Operator, values: tuple[Any, ...], specs: Sequence[Spec] | None = None
+    ) -> Node:
+        """A new child for this call. `specs` are those of its operands, where there are no tensors to ask."""
+        template = self._operands_of(key, operator, values)
+        returns = self._quick(operator, template)
+        if returns is None:
+            returns = self._ask(operator, values, specs)
+        first = self.count - self.base
+        numbers = result_numbers(returns, first)
+        source = call_source(2)
+        sequence: int | None = None
+        if source.backward:
+            source = self.forward.line_of(source, self.node)
+        elif torch.is_grad_enabled():
+            sequence = self.forward.number_of(values)
+        call = Call(
+            operator.op,
+            template.args,
+            template.kwargs,
+            template.operands,
+            returns,
+            first,
+            source,
+            operator.random,
+            numbers,
+            ObservedLayout(),
+            sequence,
+        )
+        child = self.tree.add(self.node, key, call)
+        child.made = len(numbers) - numbers.count(-1)
+        cache_result_specs(child, returns, template.operands, self.path_values.specs)
+        if operator.checks_numbers and self.numbers:
+            child.checked = {tuple(self.numbers)}
+        return child
+
+    def _operands_of(self, key: Key, operator: Operator, values: tuple[Any, ...]) -> CallOperands:
+        self.path_values.follow(self.node)
+        return make_operands(key, operator, values, len(self.scalars), self.path_values.specs)
+
+    def _quick(self, operator: Operator, template: CallOperands) -> Returns | None:
+        """What the call returns by rule, or None."""
+        if operator.rule is None:
+            return None
+        specs, groups = self.path_values.of(template.operands, groups=bool(operator.written))
+        return quick(operator.rule, template.asked, specs, groups)
+
+    def _ask(self, operator: Operator, values: tuple[Any, ...], specs: Sequence[Spec] | None) -> Returns:
+        """What the call returns, asked of PyTorch."""
+        # Numbers take part where they are checked: what is remembered of other numbers says nothing about these.
+        numbers = tuple(self.numbers) if operator.checks_numbers else ()
+        if specs is not None:
+            return self._infer(operator, values, specs, range(len(specs)), numbers).returns
+        tensors = operand_tensors(operator, values)
+        return self._infer(operator, values, [spec_of(t) for t in tensors], storage_groups(tensors), numbers).returns
+
+    def _infer(self, operator: Operator, values: tuple[Any, ...], specs: Any, groups: Any, numbers: Any) -> Inferred:
+        """Ask for the call's returns with tensors replaced by their place among the operands."""
+        places = iter(range(len(specs)))
+
+        def place(value: Any) -> Any:
+            return OperandIndex(next(places)) if isinstance(value, (torch.Tensor, OperandIndex)) else value
+
+        args: list[Any] = []
+        for argument, value in zip(operator.arguments, values, strict=True):
+            if argument.kind is Kind.TENSOR:
+                args.append(place(value))
+            elif argument.kind is Kind.TENSORS and value is not None:
+                args.append([place(item) for item in value])
+            elif argument.kind is Kind.DROPPED:
+                args.append(None)
+            else:
+                args.append(value)
+        signature = (operator, tuple(specs), tuple(groups), numbers, statics_of(operator, values))
+        split = operator.positional
+        kwargs = {a.name: v for a, v in zip(operator.arguments[split:], args[split:], strict=True)}
+        return infer(operator.op, args[:split], kwargs, specs, groups, signature)
+
+
+recorder = Recorder()

@@ -1,1 +1,0 @@
-"""Run what was recorded, later: buffers, the pending program, sync, cache, executor, random numbers."""

@@ -1,0 +1,332 @@
+"""What a call will return: sizes, strides, dtypes and aliasing, found without its data and remembered.
+
+The meta kernel is asked first. Where PyTorch has none, where it raises, or where it is known to give other strides
+than the real kernel (`CPU_INFERRED`), the call is tried on zero-filled CPU tensors of the same geometry: that yields
+either the real result geometry or the very error eager would raise. Data-dependent calls never come here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from torch_ltc.config import settings
+from torch_ltc.program.composite_gradients import FORMULAS
+from torch_ltc.program.instruction import Return, ReturnKind, Returns, flatten_returns
+from torch_ltc.program.spec import Spec, spec_of
+
+# Largest total size of CPU stand-ins; past it the meta kernel's own error is raised instead of trying the real kernel.
+_STAND_IN_BYTES = 2**31
+_MEMO_BOUND = 65_536
+
+# Operators (without overload) whose meta kernel promises another layout, dtype or size than the CPU kernel gives.
+_NORMS = (
+    "native_batch_norm _native_batch_norm_legit _batch_norm_with_update _batch_norm_no_update _fused_rms_norm "
+    "_native_batch_norm_legit_no_training _batch_norm_with_update_functional"
+)
+_LINEAR_ALGEBRA = (
+    "_fft_c2r _fft_r2c _fft_c2c cholesky_inverse lu_solve ormqr linalg_qr triangular_solve _linalg_svd linalg_eig qr "
+    "linalg_ldl_factor_ex linalg_ldl_solve linalg_lu_factor linalg_lu_factor_ex linalg_lu_solve linalg_svd geqrf vdot "
+    "linalg_householder_product"
+)
+_OTHERS = (
+    "mkldnn_rnn_layer _embedding_bag _embedding_bag_forward_only _embedding_bag_backward max_unpool2d max_unpool3d "
+    "nonzero_static col2im sort abs"
+)
+CPU_INFERRED = frozenset(f"aten::{name}" for name in f"{_NORMS} {_LINEAR_ALGEBRA} {_OTHERS}".split())
+
+# Operators whose meta kernel gives statistics of half-precision inputs another dtype.
+_REDUCED_PRECISION = frozenset({"aten::native_layer_norm", "aten::native_group_norm"})
+
+# Operators whose meta kernel gives results of bool operands another dtype.
+_BOOLEAN = frozenset({"aten::pow", "aten::pow_"})
+
+# Operators whose meta kernel takes operands of several dtypes, which the CPU refuses.
+_PRODUCTS = frozenset(
+    f"aten::{name}" for name in ("mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "linear", "matmul")
+)
+
+# Operators whose meta kernel does not know in which memory format the CPU answers to operands that are not contiguous.
+_CONVOLUTIONS = frozenset({"aten::convolution", "aten::convolution_backward", "aten::convolution_overrideable"})
+
+# Operators that refuse some numbers (a probability of 2), which their meta kernels do not.
+_REFUSES_NUMBERS = frozenset(
+    f"aten::{name}"
+    for name in ("bernoulli_", "normal_", "uniform_", "exponential_", "geometric_", "log_normal_", "cauchy_")
+)
+
+# Operators that refuse zeros as data: pivots begin at 1.
+_ONES = frozenset(f"aten::{name}" for name in ("linalg_lu_solve", "lu_solve", "linalg_ldl_solve", "cholesky_inverse"))
+
+# Operators that return views of their first operand without saying so in their schema.
+_SILENT_VIEWS = frozenset(
+    f"aten::{name}" for name in ("unsafe_split", "unsafe_split_with_sizes", "unsafe_chunk", "_unsafe_view")
+)
+
+
+class CannotInfer(Exception):
+    """This call has no result geometry that can be known without running it; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inferred:
+    """What a call returns, and the new geometry of operands that it resizes (`out=` targets), by operand place."""
+
+    returns: Returns
+    resized: tuple[tuple[int, Spec], ...] = ()
+
+
+_memo: dict[object, Inferred] = {}
+
+
+def infer(
+    op: OpOverload,
+    args: Sequence[object],
+    kwargs: dict[str, object],
+    specs: Sequence[Spec],
+    groups: Sequence[int],
+    signature: object,
+) -> Inferred:
+    """What comes of the call, by memory or by trying it without data.
+
+    `args` and `kwargs` hold ints (`OperandIndex`) where the call has tensors; `specs` and `groups` describe those
+    operands, operands of one group sharing a storage. `signature` identifies all of it for the memory.
+    """
+    known = _memo.get(signature)
+    if known is not None:
+        return known
+    inferred = _infer(op, args, kwargs, specs, groups)
+    if len(_memo) >= _MEMO_BOUND:
+        _memo.clear()
+    _memo[signature] = inferred
+    return inferred
+
+
+def clear_inference_cache() -> None:
+    """Forget what came of earlier calls."""
+    _memo.clear()
+
+
+class OperandIndex(int):
+    """Stands for a tensor operand inside an argument template."""
+
+
+def _infer(
+    op: OpOverload, args: Sequence[object], kwargs: dict[str, object], specs: Sequence[Spec], groups: Sequence[int]
+) -> Inferred:
+    meta: Inferred | None = None
+    meta_error: Exception | None = None
+    checked = op._schema.name in _REFUSES_NUMBERS or _needs_real_checks(op, args, kwargs, specs, groups)
+    if not checked and not _is_cpu_inferred(op, specs):
+        try:
+            meta = _attempt(op, args, kwargs, specs, groups, "meta")
+        except CannotInfer:
+            raise
+        except Exception as error:
+            # Without its traceback: the frames in there would keep the caller's tensors alive, and live tensors are
+            # outputs of the program.
+            meta_error = error.with_traceback(None)
+        # The strides of tensors without elements differ between meta and real kernels; trying those costs nothing.
+        if meta is not None and (settings.device_type != "cpu" or not _is_empty(meta, specs)):
+            return meta
+    if not _can_stand_in(op, specs):
+        if meta is not None:
+            return meta
+        if meta_error is not None and op.namespace != "aten":
+            # It may have no meta kernel, or one that refuses these arguments: the real kernel knows.
+            raise CannotInfer(f"it has no meta (fake) kernel that takes it: {_first_line(meta_error)}")
+        if meta_error is not None:
+            raise meta_error
+        return _attempt(op, args, kwargs, specs, groups, "meta")
+    try:
+        return _attempt(op, args, kwargs, specs, groups, "cpu")
+    except NotImplementedError as error:
+        if "not implemented for" in str(error):
+            # The kernel is there and refuses the dtype: that is eager's own error.
+            raise
+        raise CannotInfer(f"neither a meta nor a CPU kernel can run it: {_first_line(error)}") from meta_error
+    except Exception:
+        # Made-up data may be refused where the geometry is right: then the meta kernel's word counts.
+        if meta is not None:
+            return meta
+        if checked or meta_error is not None:
+            raise
+        with contextlib.suppress(Exception):
+            return _attempt(op, args, kwargs, specs, groups, "meta")
+        raise
+
+
+def _is_cpu_inferred(op: OpOverload, specs: Sequence[Spec]) -> bool:
+    if settings.device_type != "cpu":
+        return False
+    name = op._schema.name
+    if name in _REDUCED_PRECISION:
+        return any(spec.dtype in (torch.bfloat16, torch.float16) for spec in specs)
+    if name in _BOOLEAN:
+        return all(spec.dtype is torch.bool for spec in specs)
+    return name in CPU_INFERRED or (name in _CONVOLUTIONS and not all(spec.contiguous for spec in specs))
+
+
+def _is_empty(inferred: Inferred, specs: Sequence[Spec]) -> bool:
+    results = [item.spec for item in flatten_returns(inferred.returns) if item.spec is not None]
+    return any(spec.numel == 0 for spec in (*specs, *results))
+
+
+def _can_stand_in(op: OpOverload, specs: Sequence[Spec]) -> bool:
+    # A custom operator may have effects of its own: it is never run on made-up data.
+    if op.namespace != "aten":
+        return False
+    return sum(spec.extent() * spec.dtype.itemsize for spec in specs) <= _STAND_IN_BYTES
+
+
+def _needs_real_checks(
+    op: OpOverload, args: Sequence[object], kwargs: dict[str, object], specs: Sequence[Spec], groups: Sequence[int]
+) -> bool:
+    """True when eager checks what meta kernels do not: dtypes of products, memory overlap of what is written."""
+    if op.namespace != "aten":
+        return False
+    if op._schema.name in _PRODUCTS and any(spec.dtype is not specs[0].dtype for spec in specs):
+        return True
+    for position, argument in enumerate(op._schema.arguments):
+        if argument.alias_info is None or not argument.alias_info.is_write:
+            continue
+        value = args[position] if position < len(args) else kwargs.get(argument.name)
+        for index in value if isinstance(value, (list, tuple)) else (value,):
+            if not isinstance(index, OperandIndex):
+                continue
+            if specs[index].overlaps_itself():
+                return True
+            if any(groups[i] == groups[index] and specs[i] is not specs[index] for i in range(len(specs))):
+                return True
+    return False
+
+
+def _attempt(
+    op: OpOverload,
+    args: Sequence[object],
+    kwargs: dict[str, object],
+    specs: Sequence[Spec],
+    groups: Sequence[int],
+    device: str,
+) -> Inferred:
+    operands = stand_ins(specs, groups, device, fill_value=int(op._schema.name in _ONES))
+
+    def fill(item: object) -> object:
+        if isinstance(item, OperandIndex):
+            return operands[item]
+        if isinstance(item, torch.device):
+            return torch.device(device)
+        if isinstance(item, (list, tuple)):
+            return [fill(part) for part in item]
+        return item
+
+    real_args = [fill(item) for item in args]
+    real_kwargs = {name: fill(item) for name, item in kwargs.items()}
+    for position, argument in enumerate(op._schema.arguments):
+        if argument.name == "generator":
+            generator = torch.Generator(device="cpu") if device == "cpu" else None
+            if position < len(real_args):
+                real_args[position] = generator
+            else:
+                real_kwargs["generator"] = generator
+    # Grad mode on, as in the executor: some kernels return more when it is.
+    with torch.enable_grad():
+        out = FORMULAS.get(op, op)(*real_args, **real_kwargs)
+    resized = tuple((i, spec_of(t)) for i, t in enumerate(operands) if spec_of(t) is not specs[i])
+    return Inferred(_classify(op, out, args, kwargs, operands), resized)
+
+
+def stand_ins(specs: Sequence[Spec], groups: Sequence[int], device: str, fill_value: int = 0) -> list[torch.Tensor]:
+    """Tensors without data (meta) or of one value (cpu) with these geometries, sharing storage as `groups` say."""
+    sizes: dict[int, int] = {}
+    for spec, group in zip(specs, groups, strict=True):
+        sizes[group] = max(sizes.get(group, 0), spec.extent() * spec.dtype.itemsize)
+    storages = {
+        group: torch.zeros(size, dtype=torch.uint8, device=device).untyped_storage() for group, size in sizes.items()
+    }
+    made: list[torch.Tensor] = []
+    for spec, group in zip(specs, groups, strict=True):
+        tensor = torch.empty(0, dtype=spec.dtype, device=device)
+        tensor.set_(storages[group], spec.offset, spec.size, spec.stride)
+        if spec.conj:
+            tensor = torch._conj(tensor)
+        if spec.neg:
+            tensor = torch._neg_view(tensor)
+        if fill_value:
+            tensor.fill_(fill_value)
+        made.append(tensor)
+    return made
+
+
+def _classify(
+    op: OpOverload, out: object, args: Sequence[object], kwargs: dict[str, object], operands: list[torch.Tensor]
+) -> Returns:
+    schema = op._schema
+    if not schema.returns:
+        return ()
+    values: tuple[Any, ...] = tuple(out) if len(schema.returns) > 1 else (out,)  # type: ignore[arg-type]
+    owners: dict[int, int] = {}
+    result: list[Return | tuple[Return, ...]] = []
+    position = 0
+    for declared, value in zip(schema.returns, values, strict=True):
+        aliased = _aliased_operands(op, declared.alias_info, args, kwargs)
+        write = declared.alias_info is not None and declared.alias_info.is_write
+        if isinstance(value, (list, tuple)):
+            items = []
+            for i, item in enumerate(value):
+                items.append(_classify_one(item, aliased[i : i + 1] if write else aliased, write, owners, position))
+                position += 1
+            result.append(tuple(items))
+        else:
+            result.append(_classify_one(value, aliased, write, owners, position))
+            position += 1
+    returns = tuple(result)
+    _check_storages(returns, operands)
+    return returns
+
+
+def _classify_one(value: object, aliased: list[int], write: bool, owners: dict[int, int], position: int) -> Return:
+    if value is None:
+        return Return(ReturnKind.NOTHING)
+    if not isinstance(value, torch.Tensor):
+        return Return(ReturnKind.CONSTANT, constant=value)
+    if value.layout is not torch.strided or value.is_quantized or value.is_mkldnn:
+        raise CannotInfer(f"its result is not a plain strided tensor (layout {value.layout})")
+    if aliased:
+        kind = ReturnKind.SAME if write else ReturnKind.VIEW
+        return Return(kind, spec_of(value), operand=aliased[0])
+    group = owners.setdefault(value.untyped_storage()._cdata, position)
+    return Return(ReturnKind.FRESH, spec_of(value), group=group)
+
+
+def _aliased_operands(op: OpOverload, alias: Any, args: Sequence[object], kwargs: dict[str, object]) -> list[int]:
+    """Operands that a return with this alias annotation may share memory with, in order."""
+    if op._schema.name in _SILENT_VIEWS:
+        return [0]
+    if alias is None:
+        return []
+    wanted = set(alias.before_set) | set(alias.after_set)
+    for position, argument in enumerate(op._schema.arguments):
+        info = argument.alias_info
+        # A list's annotation has empty sets: it names the only argument that is annotated too.
+        if info is None or (wanted and not set(info.before_set) & wanted):
+            continue
+        value = args[position] if position < len(args) else kwargs.get(argument.name)
+        items = value if isinstance(value, (list, tuple)) else (value,)
+        return [int(item) for item in items if isinstance(item, OperandIndex)]
+    return []
+
+
+def _check_storages(returns: Returns, operands: list[torch.Tensor]) -> None:
+    for item in flatten_returns(returns):
+        if item.kind is ReturnKind.VIEW and not 0 <= item.operand < len(operands):
+            raise CannotInfer("its result aliases something that is not one of its tensors")
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).split("\n", 1)[0]

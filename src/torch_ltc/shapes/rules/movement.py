@@ -1,0 +1,138 @@
+"""Data that moves: joining, choosing, padding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from torch_ltc.program.instruction import Returns
+from torch_ltc.program.spec import Spec
+from torch_ltc.shapes.broadcasting import fits
+from torch_ltc.shapes.table import fresh, fresh_contiguous, require, rule, wrap
+
+Sizes = Sequence[int]
+
+_INDICES = (torch.int64, torch.int32)
+
+
+@rule("cat")
+def cat(parts: Sequence[Spec], dimension: int) -> Returns:
+    """Tensors one after the other."""
+    # A vector without elements may stand beside anything.
+    joined = [part for part in parts if part.size != (0,)]
+    require(joined)
+    first = joined[0]
+    dimension = wrap(dimension, len(first.size))
+    before, after = first.size[:dimension], first.size[dimension + 1 :]
+    length = 0
+    for part in joined:
+        size = part.size
+        require(part.dtype is first.dtype and part.plain and len(size) == len(first.size))
+        require(size[:dimension] == before and size[dimension + 1 :] == after)
+        require(part.contiguous or _is_no_image(part))
+        length += size[dimension]
+    require(all(part.dtype is first.dtype for part in parts))
+    return fresh_contiguous(first.dtype, (*before, length, *after))
+
+
+def _is_no_image(spec: Spec) -> bool:
+    """True when channels certainly do not lie next to each other."""
+    if len(spec.size) not in (4, 5):
+        return True
+    return spec.stride[-1] == 1 and spec.size[-1] > 1 and spec.size[1] > 1 and spec.stride[1] > 1
+
+
+@rule("stack")
+def stack(parts: Sequence[Spec], dimension: int) -> Returns:
+    """Tensors along a new dimension."""
+    first = parts[0]
+    dimension = wrap(dimension, len(first.size) + 1)
+    require(first.contiguous and all(part is first for part in parts))
+    return fresh_contiguous(first.dtype, (*first.size[:dimension], len(parts), *first.size[dimension:]))
+
+
+@rule("index_select")
+def index_select(spec: Spec, dimension: int, index: Spec) -> Returns:
+    """Places of a dimension."""
+    require(spec.size and len(index.size) == 1 and index.dtype in _INDICES and spec.contiguous)
+    dimension = wrap(dimension, len(spec.size))
+    return fresh_contiguous(spec.dtype, (*spec.size[:dimension], index.size[0], *spec.size[dimension + 1 :]))
+
+
+@rule("gather")
+def gather(spec: Spec, dimension: int, index: Spec, sparse: bool) -> Returns:
+    """An element for each index."""
+    rank = len(spec.size)
+    require(rank and len(index.size) == rank and index.dtype is torch.int64 and index.contiguous)
+    dimension = wrap(dimension, rank)
+    require(all(index.size[i] <= spec.size[i] for i in range(rank) if i != dimension))
+    return fresh_contiguous(spec.dtype, index.size)
+
+
+@rule("index.Tensor")
+def index_rows(spec: Spec, indices: Sequence[Spec | None]) -> Returns:
+    """Rows by one tensor of indices."""
+    require(spec.contiguous and len(spec.size) >= 1 and len(indices) == 1)
+    index = indices[0]
+    require(index is not None and index.dtype is torch.int64 and index.contiguous)
+    assert index is not None
+    return fresh_contiguous(spec.dtype, (*index.size, *spec.size[1:]))
+
+
+@rule("slice_backward")
+def slice_backward(gradient: Spec, size: Sizes, dimension: int, start: int, end: int, step: int) -> Returns:
+    """The gradient where the slice was, zeros elsewhere."""
+    rank = len(size)
+    dimension = wrap(dimension, rank)
+    require(step > 0 and len(gradient.size) == rank)
+    length = len(range(*slice(start, end, step).indices(size[dimension])))
+    require(gradient.size == (*size[:dimension], length, *size[dimension + 1 :]))
+    return fresh_contiguous(gradient.dtype, size)
+
+
+@rule("select_backward")
+def select_backward(gradient: Spec, size: Sizes, dimension: int, index: int) -> Returns:
+    """The gradient where the choice was, zeros elsewhere."""
+    dimension = wrap(dimension, len(size))
+    wrap(index, size[dimension])
+    require(gradient.size == (*size[:dimension], *size[dimension + 1 :]))
+    return fresh_contiguous(gradient.dtype, size)
+
+
+@rule("tril", "triu")
+def triangle(spec: Spec, diagonal: int) -> Returns:
+    """One half of a matrix."""
+    require(spec.contiguous and len(spec.size) >= 2)
+    return fresh(spec)
+
+
+@rule("flip")
+def flip(spec: Spec, dimensions: Sizes) -> Returns:
+    """Dimensions turned round."""
+    require(spec.contiguous and spec.size)
+    places = [wrap(i, len(spec.size)) for i in dimensions]
+    require(len(set(places)) == len(places))
+    return fresh(spec)
+
+
+@rule("repeat")
+def repeat(spec: Spec, repeats: Sizes) -> Returns:
+    """The tensor several times."""
+    lead = len(repeats) - len(spec.size)
+    require(lead >= 0 and min(repeats, default=1) > 0)
+    size = (*(1 for _ in range(lead)), *spec.size)
+    return fresh_contiguous(spec.dtype, [n * times for n, times in zip(size, repeats, strict=True)])
+
+
+@rule("constant_pad_nd")
+def pad(spec: Spec, padding: Sizes, value: Any) -> Returns:
+    """The tensor with a margin."""
+    require(spec.contiguous and len(padding) % 2 == 0 and len(padding) <= 2 * len(spec.size))
+    require(fits(value, spec.dtype))
+    size = list(spec.size)
+    for i in range(len(padding) // 2):
+        size[-1 - i] += padding[2 * i] + padding[2 * i + 1]
+    require(min(size, default=1) > 0 and min(padding, default=0) >= 0)
+    return fresh_contiguous(spec.dtype, size)

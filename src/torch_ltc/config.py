@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import Literal
 
 from torch_ltc.errors import SettingError
+from torch_ltc.hooks import Hook
 
 __all__ = [
     "SETTINGS",
@@ -323,12 +324,13 @@ class Settings:
     save_tensors_format: Literal["text", "dot", "backend"]
 
     _origins: dict[str, Origin]
-    _watchers: dict[str, list[Callable[[], None]]]
+    _changed: dict[str, Hook[[], None]]
 
     def __init__(self) -> None:
         """Read the environment; raises SettingError when a variable holds a value that cannot be."""
         object.__setattr__(self, "_origins", {})
-        object.__setattr__(self, "_watchers", {})
+        changed = {name: Hook[[], None](name, "when the setting is assigned", listed=False) for name in SETTINGS}
+        object.__setattr__(self, "_changed", changed)
         self.reload_environment()
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -401,8 +403,7 @@ class Settings:
         object.__setattr__(self, name, value)
         self._origins[name] = origin
         try:
-            for changed in self._watchers.get(name, ()):
-                changed()
+            self._changed[name]()
         except Exception:
             object.__setattr__(self, name, before[0])
             self._origins[name] = before[1]
@@ -410,7 +411,7 @@ class Settings:
 
     def watch(self, name: str, changed: Callable[[], None]) -> None:
         """Call `changed()` after every assignment to the setting `name`; when it raises, the old value comes back."""
-        self._watchers.setdefault(_find(name).name, []).append(changed)
+        self._changed[_find(name).name].add(changed)
 
 
 def _find(name: str) -> Setting:

@@ -13,7 +13,7 @@ from enum import Enum
 from types import SimpleNamespace
 from typing import TypeAlias
 
-from torch_ltc.errors import ListenerWarning
+from torch_ltc.errors import ListenerWarning, LtcWarning
 from torch_ltc.source import Source
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "PruneEvent",
     "ReadEvent",
     "RefusalEvent",
+    "StateEvent",
     "SyncEvent",
     "SyncReason",
     "UploadEvent",
@@ -73,9 +74,9 @@ class SyncEvent:
 class CompileEvent:
     """A backend compiled a program; the event comes when that is done.
 
-    `reason` says why it was compiled again, when something that was compiled before did not fit, with the user's line
-    (`source`) and the short name of the `cause`; `elsewhere` that it happened in another process; `promoted` which
-    integers and numbers of the program have become run-time inputs.
+    `reason` is the cache miss that led to it, when something that was compiled before did not fit, with the user's line
+    (`source`) and the short name of the `cause`; `out_of_process` is True when the compiler process did it; `promoted`
+    names the integers and numbers of the program that have become run-time inputs.
     """
 
     program: int
@@ -87,6 +88,12 @@ class CompileEvent:
     cause: str = ""
     source: Source | None = None
 
+    @property
+    def elsewhere(self) -> bool:
+        """The old name of `out_of_process`."""
+        warnings.warn("CompileEvent.elsewhere is now out_of_process", LtcWarning, stacklevel=2)
+        return self.out_of_process
+
 
 @dataclass(frozen=True, slots=True)
 class LoadEvent:
@@ -96,6 +103,17 @@ class LoadEvent:
     backend: str
     duration_s: float
     folder: str
+
+
+@dataclass(frozen=True, slots=True)
+class StateEvent:
+    """The compile state of a program on a backend changed: "interpreted", "queued", "compiling", "compiled" or
+    "refused", and why."""
+
+    program: int
+    backend: str
+    state: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +201,7 @@ Event: TypeAlias = (
     | CompileEvent
     | LoadEvent
     | RefusalEvent
+    | StateEvent
     | ExecuteEvent
     | FallbackEvent
     | ReadEvent
@@ -199,6 +218,7 @@ KINDS: tuple[type, ...] = (
     LoadEvent,
     ExecuteEvent,
     RefusalEvent,
+    StateEvent,
     FallbackEvent,
     ReadEvent,
     UploadEvent,

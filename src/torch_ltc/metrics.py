@@ -30,6 +30,7 @@ from torch_ltc.events import (
     SyncReason,
     UploadEvent,
 )
+from torch_ltc.hooks import Hook
 
 __all__ = [
     "COUNTERS",
@@ -176,7 +177,7 @@ _metrics: dict[str, _Metric] = {}
 # Made once: a program has dozens of operations, and they are counted at every sync.
 _op_names: dict[str, str] = {}
 _resets = 0
-_on_reset: list[Callable[[], None]] = []
+_on_reset = Hook[[], None]("metrics reset", "when the counters are reset")
 
 
 def count(name: str, n: int = 1) -> None:
@@ -229,13 +230,12 @@ def reset() -> None:
         _resets += 1
         _counters.clear()
         _metrics.clear()
-    for forget in tuple(_on_reset):
-        forget()
+    _on_reset()
 
 
 def on_reset(forget: Callable[[], None]) -> None:
     """Have `forget` called by every `reset`: for a module that counts by itself and hands over its counts later."""
-    _on_reset.append(forget)
+    _on_reset.add(forget)
 
 
 @contextmanager

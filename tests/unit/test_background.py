@@ -165,27 +165,27 @@ def process() -> CompilerClient:
 
 def test_the_process_answers_and_is_ended(process: CompilerClient) -> None:
     assert process.pid is None
-    assert "have changed" in process.ask(pickle.dumps(("other versions", b""))).unable
+    assert "have changed" in process.request(pickle.dumps(("other versions", b""))).unable
     pid = process.pid
     assert pid is not None
     assert os.getpgid(pid) == pid != os.getpgid(0)
     assert os.getpriority(os.PRIO_PROCESS, pid) > os.getpriority(os.PRIO_PROCESS, 0)
-    large = process.ask(pickle.dumps(("other versions", b"x" * 3_000_000)))
+    large = process.request(pickle.dumps(("other versions", b"x" * 3_000_000)))
     assert "have changed" in large.unable
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(CompilerDied, match="status -9"):
-        process.ask(b"nonsense")
-    assert process.ask(b"nonsense").unable
+        process.request(b"nonsense")
+    assert process.request(b"nonsense").unable
     process.close()
     assert process.pid is None
     with pytest.raises(CompilerDied):
-        process.ask(b"nonsense")
+        process.request(b"nonsense")
 
 
 def test_no_process_without_an_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "")
     with pytest.raises(CompilerDied, match="no Python"):
-        CompilerClient().ask(b"")
+        CompilerClient().request(b"")
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     with pytest.raises(CompilerDied, match="no process"):
-        CompilerClient().ask(b"")
+        CompilerClient().request(b"")

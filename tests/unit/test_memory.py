@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import torch_ltc
-from torch_ltc.compile.program_cache import Entry
+from torch_ltc.compile.program_cache import CachedProgram
 from torch_ltc.config import settings
 from torch_ltc.errors import LtcError, PoisonedTensorError
 from torch_ltc.execute import memory as module
@@ -253,7 +253,7 @@ def test_a_call_without_memory_is_named_with_its_line_and_what_holds_the_memory(
     del y
 
 
-def known_entries() -> list[Entry]:
+def known_entries() -> list[CachedProgram]:
     return [entry for node in recorder.tree.nodes() for entry in node.programs.values()]
 
 

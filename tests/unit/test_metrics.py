@@ -8,6 +8,7 @@ import pytest
 
 from torch_ltc import events, metrics
 from torch_ltc.events import SyncEvent, SyncReason
+from torch_ltc.hooks import Hook
 
 
 @pytest.fixture(autouse=True)
@@ -187,7 +188,7 @@ def test_sync_times_are_told_apart_by_reason() -> None:
 
 
 def test_reset_asks_others_to_forget(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics, "_on_reset", [])
+    monkeypatch.setattr(metrics, "_on_reset", Hook[[], None]("test", "in this test", listed=False))
     left = [3]
     metrics.on_reset(left.clear)
     metrics.reset()

@@ -13,7 +13,7 @@ from torch import Tensor
 import torch_ltc
 from torch_ltc.compile import program_cache
 from torch_ltc.compile.program_cache import (
-    Entry,
+    CachedProgram,
     ExecutableCache,
     fingerprint,
     inputs_to_restore,
@@ -24,6 +24,7 @@ from torch_ltc.config import settings
 from torch_ltc.execute.pending import pending_program
 from torch_ltc.lowering.interface import Arguments, Computation, Outcome
 from torch_ltc.lowering.lower import Executable
+from torch_ltc.lowering.registry import registry
 from torch_ltc.program.instruction import Program
 
 FAKE = b"the same for all"
@@ -54,8 +55,9 @@ class Ready(Computation):
         return ""
 
 
-def compiled_entry() -> Entry:
-    entry = Entry(Program(next_identity(), (), (), 0, 0, False))
+def compiled_entry() -> CachedProgram:
+    entry = CachedProgram(Program(next_identity(), (), (), 0, 0, False))
+    entry.activate(registry.reference)
     entry.compiled = Executable(Ready())
     return entry
 
@@ -83,7 +85,7 @@ def test_dropping_an_entry_forgets_its_bytes_only() -> None:
     executables = ExecutableCache()
     one, two = compiled_entry(), compiled_entry()
     first, second = executables.publish(one), executables.publish(two)
-    executables.dropped(one)
+    executables.remove(one)
     assert executables.find(first) is None
     assert executables.find(second) is two
 
@@ -93,13 +95,13 @@ def test_least_recently_used_programs_lose_their_compiled_form() -> None:
     entries = [compiled_entry() for _ in range(4)]
     with settings.scope(executables_bound=3):
         for entry in entries[:3]:
-            executables.used(entry)
-        executables.used(entries[0])
-        executables.used(entries[3])
+            executables.touch(entry)
+        executables.touch(entries[0])
+        executables.touch(entries[3])
         assert [entry.compiled is not None for entry in entries] == [True, False, True, True]
         assert len(executables) == 3
     with settings.scope(executables_bound=1):
-        executables.used(entries[0])
+        executables.touch(entries[0])
     assert [entry.compiled is not None for entry in entries] == [True, False, False, False]
     executables.clear()
     assert len(executables) == 0
@@ -163,7 +165,7 @@ def test_inputs_written_before_a_call_that_may_fail_are_put_back() -> None:
 
 
 def test_operations_of_a_program_are_counted() -> None:
-    entry = Entry(record(lambda x, y: (x + y + y).t() @ y))
+    entry = CachedProgram(record(lambda x, y: (x + y + y).t() @ y))
     assert entry.op_counts == {"aten::add.Tensor": 2, "aten::t": 1, "aten::mm": 1}
 
 
@@ -185,7 +187,7 @@ def test_programs_are_used_and_dropped_by_several_threads() -> None:
         try:
             for _ in range(20):
                 for entry in entries:
-                    executables.used(entry)
+                    executables.touch(entry)
         except RuntimeError as error:
             raised.append(error)
 
@@ -193,7 +195,7 @@ def test_programs_are_used_and_dropped_by_several_threads() -> None:
         try:
             for _ in range(20):
                 for entry in entries[::10]:
-                    executables.dropped(entry)
+                    executables.remove(entry)
         except RuntimeError as error:
             raised.append(error)
 

@@ -34,7 +34,7 @@ class CompilerClient:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._asking = threading.Lock()
+        self._requesting = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._closed = False
 
@@ -44,12 +44,12 @@ class CompilerClient:
         process = self._process
         return None if process is None or process.poll() is not None else process.pid
 
-    def ask(self, request: bytes) -> Answer:
+    def request(self, request: bytes) -> Answer:
         """Have a program compiled. Raises `CompilerDied`."""
-        with self._asking:
-            return self._ask(request)
+        with self._requesting:
+            return self._request(request)
 
-    def _ask(self, request: bytes) -> Answer:
+    def _request(self, request: bytes) -> Answer:
         process = self._started()
         assert process.stdin is not None
         assert process.stdout is not None
@@ -87,15 +87,15 @@ class CompilerClient:
         if process is not None:
             _kill(process)
             # Whoever reads from the pipes finds their end, and closes them.
-            if self._asking.acquire(blocking=False):
+            if self._requesting.acquire(blocking=False):
                 self.end()
-                self._asking.release()
+                self._requesting.release()
 
     def forget(self) -> None:
         """In a process that was forked: the compiler belongs to the parent."""
         process = self._process
         self._lock = threading.Lock()
-        self._asking = threading.Lock()
+        self._requesting = threading.Lock()
         self._process = None
         if process is not None:
             process.returncode = 0  # nothing to wait for

@@ -83,7 +83,7 @@ def answer(request: bytes) -> Answer:
         return Answer(unable=f"{type(error).__name__}: {error}")
     torch_state.enter()
     try:
-        executable = lower(backend, asked.program, asked.numbers, asked.varying, strict, asked.sizes)
+        executable = lower(backend, asked.program, asked.numbers, asked.varying, strict, asked.specialization)
         data = dump_executable(backend, asked.program, executable)
     except NotSerializableError as error:
         return Answer(unable=str(error))

@@ -1,7 +1,7 @@
-"""Who looks at runs of programs and at failures of backends: checks and repro files register here, from above.
+"""Hooks around executions of programs and on failures of backends: checks and repro files are added from above.
 
-Runs are shown to `watchers` only if the setting `check` or `repro_dir` says so; failures, which are rare, always to
-`failure_listeners`.
+Executions are shown to `around_run` only if the setting `check` or `repro_dir` says so; failures, which are rare,
+always to `backend_failed`.
 """
 
 from __future__ import annotations
@@ -11,20 +11,21 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 
-from torch_ltc.compile.program_cache import Entry
+from torch_ltc.compile.program_cache import CachedProgram
 from torch_ltc.errors import LtcError
+from torch_ltc.hooks import Hook
 from torch_ltc.lowering.interface import Arguments, Backend, Outcome
 from torch_ltc.lowering.lower import Executable
 
-__all__ = ["Failure", "Run", "current_run", "failed", "failure_listeners", "running", "watched", "watchers"]
+__all__ = ["Failure", "Run", "around_run", "backend_failed", "current_run", "running", "with_hooks"]
 
 
 @dataclass(slots=True, eq=False)
 class Run:
-    """One run of a program. `lowered` is None for a run in the interpreter; `outcome` is there once it has run, and may
-    be changed by those who watch. `check` and `repro_dir` are the settings when the program was cut."""
+    """One execution of a program. `executable` is None for the interpreter; `outcome` is there once it has run, and
+    hooks may change it. `check` and `repro_dir` are the settings when the program was cut."""
 
-    entry: Entry
+    entry: CachedProgram
     arguments: Arguments
     backend: Backend
     check: str
@@ -37,23 +38,24 @@ class Run:
 class Failure:
     """A backend could not "compile" or "run" a program, computed it wrong ("validate"), or a "call" of it failed."""
 
-    entry: Entry
+    entry: CachedProgram
     backend: Backend
     stage: str
     error: LtcError
 
 
-# Entered around each run, on the worker's thread; left in reverse order. What comes after the run is not reached when
-# the run raises.
-watchers: list[Callable[[Run], AbstractContextManager[None]]] = []
-# Called before anybody is told of the error: they may add to its text.
-failure_listeners: list[Callable[[Failure], None]] = []
+# Context managers: left in reverse order; what comes after the run is not reached when it raises.
+around_run = Hook[[Run], AbstractContextManager[None]](
+    "around run", "around each execution, on the worker's thread, with the settings check or repro_dir"
+)
+# Before anybody is told of the error: hooks may add to its text.
+backend_failed = Hook[[Failure], None]("backend failed", "when a backend fails, before the error is reported")
 _running: dict[int, Run] = {}
 
 
 @contextmanager
 def running(run: Run) -> Iterator[None]:
-    """Inside the block this is what runs on this thread."""
+    """Inside the block `current_run` on this thread is `run`."""
     thread = threading.get_ident()
     before = _running.get(thread)
     _running[thread] = run
@@ -67,20 +69,14 @@ def running(run: Run) -> Iterator[None]:
 
 
 def current_run() -> Run | None:
-    """What runs on this thread, if anybody watches it."""
+    """The execution on this thread, if hooks see it."""
     return _running.get(threading.get_ident())
 
 
-def watched(run: Run, work: Callable[[], Outcome]) -> Outcome:
-    """The outcome of `work`, as those who watch leave it."""
+def with_hooks(run: Run, execute: Callable[[], Outcome]) -> Outcome:
+    """The outcome of an execution, as the hooks leave it."""
     with ExitStack() as stack:
-        for watcher in watchers:
-            stack.enter_context(watcher(run))
-        run.outcome = work()
+        for hook in around_run:
+            stack.enter_context(hook(run))
+        run.outcome = execute()
     return run.outcome
-
-
-def failed(failure: Failure) -> None:
-    """Tell those who listen."""
-    for listener in failure_listeners:
-        listener(failure)

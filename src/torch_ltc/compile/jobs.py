@@ -1,297 +1,228 @@
-"""Makes what a program is to run with, now or in the background: from a file of an earlier process, or by compiling.
+"""Compile jobs: lower a request, out of process, on a compile thread, or at once, and install the executable.
 
-`compiling` decides what is due; here it is made. Compiling happens in another process where the backend says that it
-takes long, else on a thread beside the executor; the setting `tiers` may ask to wait for it.
+A job drives the compile state of the program that made the request. Compiling happens in the compiler process where the
+backend says that it takes long, else on a thread beside the executor; the setting `tiers` may ask to wait for it.
 """
 
 from __future__ import annotations
 
 import logging
 import pickle
-import threading
 import time
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 
 from torch_ltc import errors, metrics
+from torch_ltc.compile.artifacts import ArtifactContext, load_artifacts, save_artifact
 from torch_ltc.compile.background import background
 from torch_ltc.compile.compiler_client import CompilerDied, compiler_client
 from torch_ltc.compile.compiler_process import Answer
-from torch_ltc.compile.disk_cache import Key, Store
-from torch_ltc.compile.hooks import Failure, failed
-from torch_ltc.compile.program_cache import Entry
+from torch_ltc.compile.hooks import Failure, backend_failed
+from torch_ltc.compile.program_cache import CachedProgram
 from torch_ltc.compile.specialization_cache import CompileRequest, specializations
-from torch_ltc.config import cache_folder, settings
+from torch_ltc.compile.state import State
+from torch_ltc.config import cache_folder
 from torch_ltc.deferred import deferred
 from torch_ltc.errors import BackendError, CompileError, LtcError
-from torch_ltc.events import CompileEvent, LoadEvent, RefusalEvent, emit
-from torch_ltc.lowering.gil import yield_gil
+from torch_ltc.events import CompileEvent, RefusalEvent, emit
 from torch_ltc.lowering.interface import Backend, refusal
 from torch_ltc.lowering.lower import Executable, lower
 from torch_ltc.lowering.registry import registry
-from torch_ltc.lowering.serialize import NotSerializableError, dump_data, dump_executable, load_executable
-from torch_ltc.lowering.torch_state import TorchState, device_text, versions_text
-from torch_ltc.program.instruction import Program
-from torch_ltc.program.symbolic_key import symbolic_key, symbolic_key_text
+from torch_ltc.lowering.serialize import NotSerializableError, dump_data, load_executable
+from torch_ltc.lowering.torch_state import versions_text
 from torch_ltc.pytorch.profiler_ranges import span
 
-__all__ = ["CompileJob", "compile_now", "compiling_now", "start", "stop", "summary", "wait_for_jobs"]
+__all__ = ["CompileJob", "compiling_now", "refuse", "start_load", "stop", "summary", "wait_for_jobs"]
 
 log = logging.getLogger(__name__)
 
-# How often a program may end the process that compiles it before it is left alone.
-_MOST_ENDINGS = 2
-
-
-@lru_cache(maxsize=8)
-def _store(folder: str, bound_bytes: int) -> Store:
-    return Store(folder, bound_bytes)
-
-
-def current_store() -> Store:
-    """Where compiled programs are kept, as the settings say now."""
-    return _store(cache_folder(), settings.cache_bytes)
+# How often a program may kill the compiler process before it is refused.
+_MOST_DEATHS = 2
 
 
 @dataclass(frozen=True, slots=True)
 class CompileJob:
-    """What is to be made for a program, and with what settings. Without a request it is only looked for on disk; with
-    `waits` the executor waits for it."""
+    """A request of a program, and with what settings to compile it. With `waits` the executor waits for it."""
 
-    entry: Entry
-    backend: Backend
-    strict: bool
-    store: Store
-    torch_state: TorchState
-    request: CompileRequest | None = None
+    entry: CachedProgram
+    request: CompileRequest
+    context: ArtifactContext
     waits: bool = False
 
     @property
-    def title(self) -> str:
-        """What is being done, for reports."""
-        program = self.entry.program
-        what = "compile" if self.request is not None else "load"
-        return f"{what} program {program.identity} of {len(program.calls)} calls with {self.backend.name}"
+    def backend(self) -> Backend:
+        """The backend that compiles."""
+        return self.context.backend
 
+    def move(self, to: State, reason: str) -> None:
+        """Change the compile state of the program."""
+        self.entry.status(self.backend).move(to, reason)
 
-# ---- in the background ----------------------------------------------------------------------------------------------
+    # ---- in the background ------------------------------------------------------------------------------------------
 
-_started: set[int] = set()
-_looking = threading.Lock()
+    def start(self) -> None:
+        """Compile in the background."""
+        self.move(State.QUEUED, "hot")
+        where = "compiler process" if self.backend.compiles_out_of_process else "compile thread"
+        background.submit(where, _title("compile", self.entry, self.backend), self._run_in_background)
 
+    def _run_in_background(self) -> None:
+        """Compile, and report failures; nothing is raised."""
+        try:
+            torch.set_num_threads(self.context.torch_state.threads)
+            self.run()
+        except BackendError as error:
+            # Raised at the next sync or read: the execution that asked for it was served by the interpreter.
+            deferred.add_error(error)
+        except (SystemExit, KeyboardInterrupt) as error:
+            # A backend may raise anything. Nobody else would hear of it on this thread.
+            specializations.fail(self.request, RuntimeError(repr(error)))
+            title = _title("compile", self.entry, self.backend)
+            failure = CompileError(f"{self.backend.name} ended its compilation of {title}: {error!r}")
+            self.entry.status(self.backend).refuse(failure)
+            deferred.add_error(failure)
 
-def start(job: CompileJob) -> None:
-    """Have it made in the background. A request that is under way already is not started again."""
-    request = job.request
-    if request is None:
-        background.submit("disk", job.title, lambda: _look(job))
-    elif request.ticket not in _started:
-        _started.add(request.ticket)
-        lane = "elsewhere" if job.backend.compiles_out_of_process else "here"
-        background.submit(lane, job.title, lambda: _make(job))
+    # ---- now --------------------------------------------------------------------------------------------------------
 
-
-def wait_for_jobs() -> None:
-    """Return when nothing is being compiled or loaded."""
-    background.wait()
-
-
-def compiling_now() -> list[str]:
-    """What is being compiled or loaded in the background, or waits for it."""
-    return background.titles()
-
-
-def summary() -> str:
-    """How many programs were compiled in this process, and how many were loaded from files of earlier ones."""
-    compiled = metrics.counter_value("Compile") or 0
-    loaded = metrics.counter_value("CompileLoaded") or 0
-    folder = cache_folder() or "nowhere: nothing is kept on disk"
-    return f"{compiled} program{'s' if compiled != 1 else ''} compiled, {loaded} loaded from {folder}"
-
-
-def stop() -> None:
-    """Abandon everything, and say what there was. At exit."""
-    log.info("%s", summary())
-    compiler_client.close()
-    background.stop(finish="disk")
-
-
-def _make(job: CompileJob) -> None:
-    """Make what is asked for, and tell how it went; nothing is raised."""
-    request = job.request
-    assert request is not None
-    try:
-        torch.set_num_threads(job.torch_state.threads)
-        compile_now(job)
-    except BackendError as error:
-        # Raised at the next sync or read: the run that asked for it has long been served.
-        deferred.add_error(error)
-    except (SystemExit, KeyboardInterrupt) as error:
-        # A backend may raise anything. Nobody else would hear of it on this thread.
-        specializations.failed(request, RuntimeError(repr(error)))
-        failure = CompileError(f"{job.backend.name} ended its compilation of {job.title}: {error!r}")
-        job.entry.refused[job.backend] = failure.untraced()
-        deferred.add_error(failure)
-    finally:
-        _started.discard(request.ticket)
-
-
-# ---- now ------------------------------------------------------------------------------------------------------------
-
-
-def compile_now(job: CompileJob) -> bool:
-    """Make what is asked for. True if the program should be placed again. Raises what the policy makes an error."""
-    request = job.request
-    assert request is not None
-    _look(job)
-    if specializations.served(request):
-        specializations.withdrawn(request)
+    def run(self) -> bool:
+        """Compile. True if the program should be looked up again. Raises what the setting `backend_failure` makes an
+        error."""
+        request, backend = self.request, self.backend
+        self.move(State.QUEUED, "hot")
+        self.move(State.COMPILING, request.miss.text or "hot")
+        load_artifacts(self.context, self.entry)
+        if specializations.is_satisfied(request):
+            specializations.cancel(request)
+            self.move(State.COMPILED, "loaded from disk")
+            return True
+        if self.context.store.folder:
+            metrics.count("CompileNotOnDisk")
+        began = time.perf_counter()
+        try:
+            with span("compile", request.program.identity, backend.name):
+                executable, data = self._compile()
+        except Exception as error:
+            return self._failed(error)
+        specializations.install(request, executable)
+        self.move(State.COMPILED, f"compiled by {backend.name}")
+        self._announce(time.perf_counter() - began, out_of_process=data is not None)
+        if executable.note:
+            deferred.add_warning(executable.note)
+        if self.context.store.folder:
+            title = _title("save", self.entry, backend)
+            background.submit("disk", title, lambda: save_artifact(self.context, request, executable, data))
         return True
-    if job.store.folder:
-        metrics.count("CompileNotOnDisk")
-    began = time.perf_counter()
-    try:
-        with span("compile", request.program.identity, job.backend.name):
-            executable, data = _compiled(job, request)
-    except Exception as error:
+
+    def _failed(self, error: Exception) -> bool:
         if background.stopped:
             return False
-        if specializations.failed(request, error):
+        if specializations.fail(self.request, error):
+            self.move(State.INTERPRETED, f"not with symbolic sizes: {str(error).partition(chr(10))[0]}")
             return True
-        refuse(job.entry, job.backend, refusal(job.backend.name, job.entry.program, error), job.strict)
+        made = refusal(self.backend.name, self.entry.program, error)
+        refuse(self.entry, self.backend, made, self.context.strict)
         return False
-    specializations.installed(request, executable)
-    duration_s = time.perf_counter() - began
-    why = request.why
-    emit(
-        CompileEvent(
+
+    def _announce(self, duration_s: float, out_of_process: bool) -> None:
+        request, miss = self.request, self.request.miss
+        event = CompileEvent(
             request.program.identity,
-            job.backend.name,
+            self.backend.name,
             duration_s,
-            why.text,
-            data is not None,
+            miss.text,
+            out_of_process,
             request.promoted,
-            why.cause,
-            why.source if why.text else None,
+            miss.cause,
+            miss.source if miss.text else None,
         )
-    )
-    if executable.note:
-        deferred.add_warning(executable.note)
-    if job.store.folder:
-        title = f"keep program {request.program.identity}"
-        background.submit("disk", title, lambda: _keep(job, request, executable, data))
-    return True
+        emit(event)
+
+    def _compile(self) -> tuple[Executable, bytes | None]:
+        """The executable, and its bytes if the compiler process made it."""
+        request, backend = self.request, self.backend
+        # Whoever waits anyway need not start a process.
+        data = self._compile_out_of_process() if backend.compiles_out_of_process and not self.waits else None
+        if data is not None:
+            return load_executable(backend, request.program, data), data
+        strict, specialization = self.context.strict, request.specialization
+        return lower(backend, request.program, request.numbers, request.varying, strict, specialization), None
+
+    def _compile_out_of_process(self) -> bytes | None:
+        """The executable as bytes of the compiler process; None if that cannot make it. Raises when the backend
+        cannot."""
+        identity, context = self.request.program.identity, self.context
+        try:
+            asked = dump_data((context.torch_state, context.backend, self.request, context.strict))
+        except NotSerializableError as error:
+            log.info("program %s is compiled in this process: %s", identity, error)
+            return None
+        message = pickle.dumps((versions_text(), asked))
+        for attempt in range(_MOST_DEATHS):
+            try:
+                answer = compiler_client.request(message)
+            except CompilerDied as error:
+                if attempt + 1 == _MOST_DEATHS:
+                    raise CompileError(f"{error}, {_MOST_DEATHS} times") from error
+                continue
+            if answer.refused is not None:
+                raise _error_of(answer)
+            if answer.unable:
+                log.info("program %s is compiled in this process: %s", identity, answer.unable)
+            return answer.data or None
+        return None
 
 
-def refuse(entry: Entry, backend: Backend, error: BackendError, strict: bool) -> None:
-    """The backend has had its chance with this program."""
-    entry.refused[backend] = error.untraced()
-    failed(Failure(entry, backend, "compile", error))
+def _title(what: str, entry: CachedProgram, backend: Backend) -> str:
+    """A line about background work, for reports."""
+    return f"{what} program {entry.program.identity} of {len(entry.program.calls)} calls with {backend.name}"
+
+
+def _error_of(answer: Answer) -> LtcError:
+    """The error that the compiler process met, with its stack as the cause."""
+    assert answer.refused is not None
+    name, text, source, hint, trace = answer.refused
+    error: LtcError = getattr(errors, name, CompileError)(text)
+    error.source, error.hint = source, hint
+    error.__cause__ = RuntimeError(f"in the compiler process:\n{trace}")
+    return error
+
+
+def refuse(entry: CachedProgram, backend: Backend, error: BackendError, strict: bool) -> None:
+    """Leave a program that the backend cannot compile to the interpreter, for good. With `strict`, raise instead."""
+    entry.status(backend).refuse(error)
+    backend_failed(Failure(entry, backend, "compile", error))
     emit(RefusalEvent(entry.program.identity, backend.name, "compile", str(error)))
     if strict:
         raise error
     deferred.add_warning(f"{error}\n  the program runs in the {registry.reference.name} instead")
 
 
-def _compiled(job: CompileJob, request: CompileRequest) -> tuple[Executable, bytes | None]:
-    """What was asked for, and its bytes if another process compiled it."""
-    backend, program = job.backend, request.program
-    # Whoever waits anyway need not start a process.
-    data = _compiled_out_of_process(job, request) if backend.compiles_out_of_process and not job.waits else None
-    if data is not None:
-        return load_executable(backend, program, data), data
-    return lower(backend, program, request.numbers, request.varying, job.strict, request.sizes), None
+def start_load(entry: CachedProgram, context: ArtifactContext) -> None:
+    """Load the artifacts of a program in the background."""
+    background.submit("disk", _title("load", entry, context.backend), lambda: load_artifacts(context, entry))
 
 
-def _compiled_out_of_process(job: CompileJob, request: CompileRequest) -> bytes | None:
-    """What another process compiled; None if it cannot. Raises when the backend cannot."""
-    try:
-        asked = dump_data((job.torch_state, job.backend, request, job.strict))
-    except NotSerializableError as error:
-        log.info("program %s is compiled in this process: %s", request.program.identity, error)
-        return None
-    message = pickle.dumps((versions_text(), asked))
-    for attempt in range(_MOST_ENDINGS):
-        try:
-            answer = compiler_client.ask(message)
-        except CompilerDied as error:
-            if attempt + 1 == _MOST_ENDINGS:
-                raise CompileError(f"{error}, {_MOST_ENDINGS} times") from error
-            continue
-        if answer.refused is not None:
-            raise _error_of(answer)
-        if answer.unable:
-            log.info("program %s is compiled in this process: %s", request.program.identity, answer.unable)
-        return answer.data or None
-    return None
+def wait_for_jobs() -> None:
+    """Return when nothing is being compiled, loaded or saved."""
+    background.wait()
 
 
-def _error_of(answer: Answer) -> LtcError:
-    """The error that the other process met, with its stack as the cause."""
-    assert answer.refused is not None
-    name, text, source, hint, trace = answer.refused
-    error: LtcError = getattr(errors, name, CompileError)(text)
-    error.source, error.hint = source, hint
-    error.__cause__ = RuntimeError(f"in the process that compiles:\n{trace}")
-    return error
+def compiling_now() -> list[str]:
+    """Titles of what is compiled, loaded or saved in the background, or waits for it."""
+    return background.titles()
 
 
-# ---- disk -----------------------------------------------------------------------------------------------------------
+def summary() -> str:
+    """How many programs were compiled in this process, and how many were loaded from artifacts of earlier ones."""
+    compiled = metrics.counter_value("Compile") or 0
+    loaded = metrics.counter_value("CompileLoaded") or 0
+    folder = cache_folder() or "nowhere: nothing is cached on disk"
+    return f"{compiled} program{'s' if compiled != 1 else ''} compiled, {loaded} loaded from {folder}"
 
 
-def _brief(program: Program, alone: bool) -> str:
-    count = f"{len(program.instructions)}.{len(program.outputs)}"
-    return f"p{count}" if alone else f"s{count}"
-
-
-def _key(job: CompileJob, program: Program, alone: bool) -> Key:
-    """What a compiled form of this program is right for: with `alone` for its integers, else whatever they are."""
-    parts = [versions_text(), repr(job.torch_state), f"backend {job.backend.name} {job.backend.version()}"]
-    yield_gil()
-    parts += [device_text(program.device), f"strict {job.strict}", symbolic_key_text(program)]
-    yield_gil()
-    if alone:
-        parts.append(repr(symbolic_key(program)[1]))
-    return Key(_brief(program, alone), "\n".join(parts))
-
-
-def _look(job: CompileJob) -> None:
-    """Give a program, and those that share it, what earlier processes compiled."""
-    for alone in (False, True):
-        if job.store.may_have(_brief(job.entry.program, alone)):
-            # One after the other: what two threads look for is often the same.
-            with _looking:
-                for path, data in job.store.find(_key(job, job.entry.program, alone)):
-                    if not specializations.has_file(job.entry, job.backend, path, alone):
-                        _load(job, path, data)
-
-
-def _load(job: CompileJob, path: str, data: bytes) -> None:
-    """Give the program what is in a file; one that is of no use goes."""
-    program, backend = job.entry.program, job.backend
-    began = time.perf_counter()
-    try:
-        with span("load", program.identity, backend.name):
-            executable = load_executable(backend, program, data)
-    except Exception as error:
-        # Written by us, whole, and of no use: nobody else will have more luck with it.
-        log.warning("%s cannot be loaded and is removed: %s: %s", path, type(error).__name__, error)
-        job.store.drop(path)
-        return
-    specializations.adopted(job.entry, backend, path, executable)
-    emit(LoadEvent(program.identity, backend.name, time.perf_counter() - began, job.store.folder))
-
-
-def _keep(job: CompileJob, request: CompileRequest, executable: Executable, data: bytes | None) -> None:
-    """Write down what was compiled, for later processes."""
-    if data is None:
-        try:
-            data = dump_executable(job.backend, request.program, executable)
-        except NotSerializableError:
-            return
-    if data is not None:
-        # Compiled forms of one skeleton stand beside each other: they differ in constants, symbols or guards.
-        variant = f"{executable.fixed} {executable.sizes and executable.sizes.slots} {executable.guards}"
-        job.store.put(_key(job, request.program, request.sizes is None), variant, data)
+def stop() -> None:
+    """Cancel every job, and log what there was. At exit."""
+    log.info("%s", summary())
+    compiler_client.close()
+    background.stop(finish="disk")

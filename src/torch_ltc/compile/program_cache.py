@@ -1,7 +1,7 @@
-"""What is kept for each known program, and the bound on compiled ones.
+"""The program cache: what is cached for each known program, and the bound on executables.
 
-An entry hangs on the tree node where its program was cut, under the program's live outputs: it is found by comparing
-keys in full. The fingerprint exists for people and files; nothing is decided by it alone.
+A cached program hangs on the tree node where it was cut, under its live outputs: it is found by comparing keys in full.
+The fingerprint exists for people and files; nothing is decided by it alone.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections import OrderedDict
 from typing import Any
 from weakref import WeakSet
 
+from torch_ltc.compile.state import CompileStatus, State
 from torch_ltc.config import settings
-from torch_ltc.errors import LtcError
 from torch_ltc.lowering.interface import Backend, Computation
 from torch_ltc.lowering.lower import Executable
 from torch_ltc.program.effects import may_fail
@@ -30,8 +30,8 @@ def next_identity() -> int:
     return next(_identities)
 
 
-class Entry:
-    """A program, its reference computation, and its compiled one while it is kept."""
+class CachedProgram:
+    """A program, its reference computation, its executables, and its compile status on each backend."""
 
     __slots__ = (
         "program",
@@ -40,9 +40,9 @@ class Entry:
         "reference",
         "compiled",
         "backend",
-        "others",
-        "kept",
-        "refused",
+        "inactive",
+        "tracked",
+        "_statuses",
         "op_counts",
         "_restored",
         "written",
@@ -50,7 +50,7 @@ class Entry:
         "_outputs",
         "_makers",
         "latest",
-        "family",
+        "shared",
         "own",
         "values",
         "fingerprint",
@@ -63,29 +63,35 @@ class Entry:
         self.single = len(program.calls) <= 1
         self.runs = 0
         self.reference: Computation | None = None
+        # The executable of the active backend, and those of backends that were active before.
         self.compiled: Executable | None = None
-        # Name of the backend that made `compiled`, what backends made that were in use before, and names of backends
-        # that could not.
         self.backend: Backend | None = None
-        self.others: dict[Backend, Executable] = {}
-        # What `executables` knows to be in use by this entry.
-        self.kept: Executable | None = None
-        self.refused: dict[Backend, LtcError] = {}
+        self.inactive: dict[Backend, Executable] = {}
+        # The executable that `executables` counts this program as a user of.
+        self.tracked: Executable | None = None
+        self._statuses: dict[Backend, CompileStatus] = {}
         self.op_counts = program.op_counts()
         self.written = tuple(sorted(written_inputs(program, len(program.instructions))))
-        # Made when they are asked for, which is when the program is compiled: most programs never are.
+        # Computed on demand, which is when the program is compiled: most programs never are.
         self._restored: tuple[int, ...] | None = None
         self._outputs: list[tuple[int, Spec]] | None = None
         self._makers: tuple[Call | None, ...] | None = None
         self.written_positions = _first_positions(program, set(self.written))
         # The run-time numbers when it was last synced.
         self.latest: list[object] = []
-        # The programs of the same skeleton with the integers in which it differs from them, and what there is for this
-        # program alone; see `specializations`.
-        self.family: Any = None
+        # The specializations that it shares with programs of the same symbolic key, with its own integers in that key,
+        # and those of this program alone; see `specialization_cache`.
+        self.shared: Any = None
         self.own: Any = None
         self.values: tuple[int, ...] = ()
         self.fingerprint = b""
+
+    def status(self, backend: Backend) -> CompileStatus:
+        """The compile status of the program on this backend."""
+        status = self._statuses.get(backend)
+        if status is None:
+            status = self._statuses[backend] = CompileStatus(self.program.identity, backend.name)
+        return status
 
     @property
     def restored(self) -> tuple[int, ...]:
@@ -96,7 +102,7 @@ class Entry:
 
     @property
     def outputs(self) -> list[tuple[int, Spec]]:
-        """Value number and geometry of each output."""
+        """Value number and spec of each output."""
         if self._outputs is None:
             specs = self.program.specs()
             self._outputs = [(number, specs[number]) for number in self.program.outputs]
@@ -109,19 +115,25 @@ class Entry:
             self._makers = tuple([self.program.maker_of(number) for number in self.program.outputs])
         return self._makers
 
-    def forget(self, executable: Executable) -> None:
-        """Drop what was compiled, or bound from what was compiled."""
-        if self.compiled is not None and self.compiled.origin is executable:
-            self.compiled = None
-        self.others = {backend: other for backend, other in self.others.items() if other.origin is not executable}
-        self.kept = None
+    def evict(self, executable: Executable) -> None:
+        """Drop an executable, or what was bound from it."""
+        held = dict(self.inactive)
+        if self.compiled is not None and self.backend is not None:
+            held[self.backend] = self.compiled
+        for backend, other in held.items():
+            if other.origin is executable:
+                self.inactive.pop(backend, None)
+                if backend is self.backend:
+                    self.compiled = None
+                self.status(backend).move(State.INTERPRETED, "its executable was evicted (setting executables_bound)")
+        self.tracked = None
 
-    def choose(self, backend: Backend) -> None:
-        """Let `compiled` be what this backend has made of the program, or None."""
+    def activate(self, backend: Backend) -> None:
+        """Let `compiled` be this backend's executable, or None."""
         if self.backend is not backend:
             if self.compiled is not None and self.backend is not None:
-                self.others[self.backend] = self.compiled
-            self.compiled = self.others.pop(backend, None)
+                self.inactive[self.backend] = self.compiled
+            self.compiled = self.inactive.pop(backend, None)
             self.backend = backend
 
 
@@ -162,55 +174,52 @@ def fingerprint(program: Program) -> bytes:
 
 
 class ExecutableCache:
-    """Least recently used bound on compiled programs, and the fingerprint table for callers that keep only bytes.
+    """Least recently used bound on executables, and the fingerprint table for callers that have only bytes.
 
-    The worker uses programs while the user's threads drop them: a lock keeps them apart.
+    The worker uses programs while the user's threads drop them: a lock keeps them apart. Programs are told of evictions
+    outside of it: their listeners may do anything.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # What was compiled, by identity, with the entries that use it: several programs may share it.
-        self._compiled: OrderedDict[int, tuple[Executable, WeakSet[Entry]]] = OrderedDict()
-        self._by_fingerprint: dict[bytes, Entry] = {}
+        # Executables by identity, with the programs that use them: several programs may share one.
+        self._users: OrderedDict[int, tuple[Executable, WeakSet[CachedProgram]]] = OrderedDict()
+        self._by_fingerprint: dict[bytes, CachedProgram] = {}
 
-    def used(self, entry: Entry) -> None:
-        """A compiled entry was made or used: keep it, and drop the oldest past the bound."""
+    def touch(self, entry: CachedProgram) -> None:
+        """Mark the executable of this program as just used, and evict the least recently used past the bound."""
         assert entry.compiled is not None
         origin = entry.compiled.origin
+        evicted: list[tuple[Executable, WeakSet[CachedProgram]]] = []
         with self._lock:
-            kept = self._compiled.get(id(origin))
-            if kept is None:
-                kept = self._compiled[id(origin)] = (origin, WeakSet())
-            self._compiled.move_to_end(id(origin))
-            if entry.kept is not origin:
-                entry.kept = origin
-                kept[1].add(entry)
-            while len(self._compiled) > settings.executables_bound:
-                self._drop(next(iter(self._compiled)))
+            users = self._users.get(id(origin))
+            if users is None:
+                users = self._users[id(origin)] = (origin, WeakSet())
+            self._users.move_to_end(id(origin))
+            if entry.tracked is not origin:
+                entry.tracked = origin
+                users[1].add(entry)
+            while len(self._users) > settings.executables_bound:
+                evicted.append(self._users.popitem(last=False)[1])
+        _evict(evicted)
 
-    def _drop(self, identity: int) -> None:
-        origin, users = self._compiled.pop(identity)
-        origin.dropped = True
-        for entry in list(users):
-            entry.forget(origin)
-
-    def dropped(self, entry: Entry) -> None:
-        """The entry left the tree."""
+    def remove(self, entry: CachedProgram) -> None:
+        """Forget a program that left the tree."""
         self._by_fingerprint.pop(entry.fingerprint, None)
-        if entry.kept is None:
+        if entry.tracked is None:
             return
         with self._lock:
-            for identity, (_, users) in list(self._compiled.items()):
+            for identity, (_, users) in list(self._users.items()):
                 users.discard(entry)
                 if not users:
-                    # Its family keeps it as long as there is one.
-                    del self._compiled[identity]
+                    # Its specialization cache has it as long as there is one.
+                    del self._users[identity]
 
     def __len__(self) -> int:
-        return len(self._compiled)
+        return len(self._users)
 
-    def publish(self, entry: Entry) -> bytes:
-        """Bytes by which `find` gives back exactly this entry, whatever other fingerprints are."""
+    def publish(self, entry: CachedProgram) -> bytes:
+        """Bytes by which `find` gives back exactly this program, whatever other fingerprints are."""
         if not entry.fingerprint:
             digest = base = fingerprint(entry.program)
             attempt = 0
@@ -221,16 +230,24 @@ class ExecutableCache:
             self._by_fingerprint[digest] = entry
         return entry.fingerprint
 
-    def find(self, digest: bytes) -> Entry | None:
-        """The entry published under these bytes."""
+    def find(self, digest: bytes) -> CachedProgram | None:
+        """The program published under these bytes."""
         return self._by_fingerprint.get(digest)
 
     def clear(self) -> None:
-        """Forget compiled programs and fingerprints."""
+        """Evict every executable and forget the fingerprints."""
         with self._lock:
-            for identity in list(self._compiled):
-                self._drop(identity)
+            evicted = list(self._users.values())
+            self._users.clear()
+        _evict(evicted)
         self._by_fingerprint.clear()
+
+
+def _evict(executables: list[tuple[Executable, WeakSet[CachedProgram]]]) -> None:
+    for executable, users in executables:
+        executable.dropped = True
+        for entry in list(users):
+            entry.evict(executable)
 
 
 executables = ExecutableCache()

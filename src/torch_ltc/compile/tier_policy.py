@@ -1,7 +1,8 @@
-"""Decides what runs a program: the reference interpreter, or what the backend compiled, once it is hot.
+"""Tier policy: what runs a program, the interpreter or the backend's executable, once it is hot.
 
-A program that the backend cannot compile runs in the interpreter from then on, with one warning; or it is an error, if
-the setting `backend_failure` says so.
+`select_executable` is asked at each execution and drives the compile state of the program (`state`): it looks for an
+executable, starts or runs a compile job for one that is missing, and leaves a program that the backend cannot compile
+to the interpreter, with one warning; or that is an error, if the setting `backend_failure` says so.
 """
 
 from __future__ import annotations
@@ -9,16 +10,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from torch_ltc.compile import jobs
+from torch_ltc.compile.artifacts import ArtifactContext, current_store
+from torch_ltc.compile.background import background
 from torch_ltc.compile.disk_cache import Store
 from torch_ltc.compile.jobs import CompileJob
-from torch_ltc.compile.program_cache import Entry, executables
+from torch_ltc.compile.program_cache import CachedProgram, executables
 from torch_ltc.compile.specialization_cache import Lookup, specializations
+from torch_ltc.compile.state import CompileStatus, State
 from torch_ltc.config import settings
 from torch_ltc.errors import LtcError
 from torch_ltc.lowering.interface import Arguments, Backend
 from torch_ltc.lowering.lower import Executable
 from torch_ltc.lowering.registry import registry
 from torch_ltc.lowering.torch_state import TorchState
+
+__all__ = ["TierPolicy", "select_executable"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,63 +41,76 @@ class TierPolicy:
 
     @classmethod
     def current(cls) -> TierPolicy:
-        """What the settings say now."""
+        """The settings now."""
         return cls(
             registry.get(settings.backend),
             1 if settings.tiers == "off" else settings.hot_after,
             settings.backend_failure == "error",
             settings.tiers != "background",
-            jobs.current_store(),
+            current_store(),
             settings.check,
             settings.repro_dir,
         )
 
+    def context(self) -> ArtifactContext:
+        """What an executable that is compiled now depends on."""
+        return ArtifactContext(self.backend, self.strict, self.store, TorchState.current())
 
-def select_executable(entry: Entry, arguments: Arguments, policy: TierPolicy) -> Executable | None:
-    """The compiled program once it is there and the inputs are sound, None for the reference."""
+
+def select_executable(entry: CachedProgram, arguments: Arguments, policy: TierPolicy) -> Executable | None:
+    """The executable for one execution of a program, None for the interpreter."""
     if policy.backend is registry.reference:
         return None
-    refused = entry.refused.get(policy.backend)
-    if refused is not None:
+    status = entry.status(policy.backend)
+    if status.error is not None:
         if policy.strict:
-            raise refused.untraced()
+            raise status.error.untraced()
         return None
-    if entry.single and not policy.waits:
+    # A lost input is not worth compiling for; the interpreter isolates what depends on it.
+    if (entry.single and not policy.waits) or any(isinstance(held, LtcError) for held in arguments.held):
         return None
-    numbers = list(arguments.scalars)
-    sound = not any(isinstance(held, LtcError) for held in arguments.held)
-    result = specializations.place(entry, numbers, policy.backend, policy.hot_after)
-    if not sound:
-        return None
-    if result.executable is None:
-        result = _made(entry, numbers, result, policy)
-    if result.executable is not None:
-        executables.used(entry)
-        # Made again if the compiled program ever fails.
+    executable = _looked_up(entry, list(arguments.scalars), policy, status)
+    if executable is not None:
+        if status.state is not State.COMPILED:
+            status.move(State.COMPILED, "an executable fits it")
+        executables.touch(entry)
+        # Made again if the executable ever fails.
         entry.reference = None
-    return result.executable
+    return executable
 
 
-def _made(entry: Entry, numbers: list[object], result: Lookup, policy: TierPolicy) -> Lookup:
-    """What there is for the program after what is missing has been made, or begun."""
-    while result.executable is None:
-        if result.refusal is not None:
-            jobs.refuse(entry, policy.backend, result.refusal, policy.strict)
-            break
-        if result.request is None:
-            if entry.runs == 1 and not policy.waits and policy.store.folder:
-                jobs.start(_job(entry, policy, result))
-            break
-        job = _job(entry, policy, result)
-        if not policy.waits:
-            jobs.start(job)
-            break
-        if not jobs.compile_now(job):
-            break
-        result = specializations.place(entry, numbers, policy.backend, policy.hot_after)
-    return result
+def _looked_up(
+    entry: CachedProgram, numbers: list[object], policy: TierPolicy, status: CompileStatus
+) -> Executable | None:
+    """An executable that fits; where there is none, after a job for it was started, or has run."""
+    while True:
+        found = specializations.lookup(entry, numbers, policy.backend, policy.hot_after)
+        if found.executable is not None:
+            return found.executable
+        if status.state is State.COMPILED:
+            status.move(State.INTERPRETED, "no executable fits its sizes or numbers")
+        if not _wait_or_start(entry, found, policy, status):
+            return None
 
 
-def _job(entry: Entry, policy: TierPolicy, result: Lookup) -> CompileJob:
-    torch_state = TorchState.current()
-    return CompileJob(entry, policy.backend, policy.strict, policy.store, torch_state, result.request, policy.waits)
+def _wait_or_start(entry: CachedProgram, found: Lookup, policy: TierPolicy, status: CompileStatus) -> bool:
+    """Do what a lookup without an executable asks for. True if the program should be looked up again."""
+    if found.refusal is not None:
+        if found.announced:
+            status.refuse(found.refusal)
+        else:
+            jobs.refuse(entry, policy.backend, found.refusal, policy.strict)
+        return False
+    if found.request is not None:
+        job = CompileJob(entry, found.request, policy.context(), policy.waits)
+        if policy.waits:
+            return job.run()
+        job.start()
+    elif found.under_way is not None:
+        status.move(State.QUEUED, f"program {found.under_way.program.identity} is compiled for it, too")
+        if policy.waits:
+            specializations.wait(found.under_way, lambda: background.stopped)
+            return not background.stopped
+    elif entry.runs == 1 and not policy.waits and policy.store.folder:
+        jobs.start_load(entry, policy.context())
+    return False

@@ -7,6 +7,7 @@ from torch_ltc.debug.checks import NonFinite, dump_repro, find_nan
 from torch_ltc.debug.dump import compilations, diff, dump_ir, dump_passes, program_form, render_ir_graph
 from torch_ltc.debug.entry_points import sync_ledger
 from torch_ltc.debug.history import history as _history
+from torch_ltc.debug.history import recompiled as _recompiled_hook
 from torch_ltc.debug.profiler import profile
 from torch_ltc.debug.recompiles import recompiled as _recompiled
 from torch_ltc.debug.timeline import export_trace
@@ -27,4 +28,4 @@ __all__ = [
 ]
 
 _history.listen()
-_history.on_recompile.append(_recompiled)
+_recompiled_hook.add(_recompiled)

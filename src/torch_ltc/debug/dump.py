@@ -10,11 +10,11 @@ from collections.abc import Sequence
 import torch
 
 from torch_ltc.compile.jobs import compiling_now, summary
-from torch_ltc.compile.program_cache import Entry, fingerprint
+from torch_ltc.compile.program_cache import CachedProgram, fingerprint
 from torch_ltc.config import settings
 from torch_ltc.errors import LtcError, LtcWarning
 from torch_ltc.execute.pending import pending_numbers, pending_program
-from torch_ltc.execute.sync import synced_programs
+from torch_ltc.execute.sync import program_synced
 from torch_ltc.lowering.lower import functional_form, lower
 from torch_ltc.lowering.registry import registry
 from torch_ltc.program.difference import difference_text
@@ -98,7 +98,7 @@ def compilations() -> str:
     return "\n".join([summary(), *(f"being compiled or loaded: {title}" for title in compiling_now())])
 
 
-def _save(entry: Entry) -> None:
+def _save(entry: CachedProgram) -> None:
     """Append a synced program to the file that the setting `save_tensors_file` names."""
     path = settings.save_tensors_file
     if not path:
@@ -131,4 +131,4 @@ def _warn_once(path: str, error: OSError) -> None:
     warnings.warn_explicit(f"{what}\n  try: {hint}", LtcWarning, source.file or __file__, source.line or 1)
 
 
-synced_programs.append(_save)
+program_synced.add(_save)

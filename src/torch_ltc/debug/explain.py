@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Literal
 
 import torch
@@ -83,6 +84,9 @@ def _overview(recording: Recording, compiles: list[CompileRow]) -> str:
         pages = [first, *(_compile_text(row, recording) for row in compiles[-_MOST_SHOWN:])]
         if len(compiles) > _MOST_SHOWN:
             pages.insert(1, f"the first {len(compiles) - _MOST_SHOWN:,} are left out")
+    states = Counter(row.states[-1] for row in recording.programs)
+    if states:
+        pages.append("programs by compile state: " + ", ".join(f"{n} {state}" for state, n in sorted(states.items())))
     loaded = sum(row.loaded for row in recording.compiles)
     if loaded:
         pages.append(f"{count_text(loaded, 'program')} loaded from disk, compiled by earlier processes")
@@ -127,6 +131,7 @@ def _program_text(row: ProgramRow, recording: Recording) -> str:
     counts = f"{count_text(row.calls, 'call')}, {count_text(row.inputs, 'input')}, {count_text(row.outputs, 'output')}"
     lines = [f"program {row.identity}: {counts}; {count_text(row.syncs, 'sync')}, {count_text(row.runs, 'run')}"]
     lines.append(f"  {_state(row)}")
+    lines.append(f"  compile states: {' > '.join(row.states)}" + (f" ({row.state_reason})" if row.state_reason else ""))
     if row.explanation is not None:
         lines += ["  it was new because:", *(f"  {line}" for line in _explanation_lines(row.explanation))]
     lines.append(_site_line(row))

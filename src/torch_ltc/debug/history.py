@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch_ltc import events, metrics
-from torch_ltc.compile.program_cache import Entry
+from torch_ltc.compile.program_cache import CachedProgram
 from torch_ltc.config import SETTINGS, settings
 from torch_ltc.debug.causes import Compared, explain_compile, explain_new
 from torch_ltc.debug.recording import (
@@ -42,12 +42,14 @@ from torch_ltc.events import (
     NonFiniteEvent,
     ReadEvent,
     RefusalEvent,
+    StateEvent,
     SyncEvent,
     SyncReason,
     UploadEvent,
 )
 from torch_ltc.execute.memory import memory, physical_figures
-from torch_ltc.execute.sync import synced_programs
+from torch_ltc.execute.sync import program_synced
+from torch_ltc.hooks import Hook
 from torch_ltc.lowering.registry import registry
 from torch_ltc.program.text import program_lines
 from torch_ltc.source import UNKNOWN, Source
@@ -61,6 +63,12 @@ _MOST_INSTRUCTIONS = 100_000
 _MOST_SITES = 10_000
 _MOST_SAMPLES = 2_000
 _MOST_HOLDINGS = 100
+_MOST_STATES = 8
+
+
+recompiled = Hook[[Explanation, int, Source], None](
+    "recompiled", "when a site compiles for the third time or more, with the explanation"
+)
 
 
 class History:
@@ -69,8 +77,6 @@ class History:
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._listening: list[Callable[[], None]] = []
-        # Called with the explanation of each compilation from the third of a site on.
-        self.on_recompile: list[Callable[[Explanation, int, Source], None]] = []
         self.clear()
 
     def clear(self) -> None:
@@ -108,18 +114,18 @@ class History:
             LoadEvent: self._on_compile,
             FallbackEvent: self._on_fallback,
             RefusalEvent: self._on_refusal,
+            StateEvent: self._on_state,
             NonFiniteEvent: self._on_nonfinite,
         }
         self._listening = [events.subscribe(handler, kind) for kind, handler in handlers.items()]
-        synced_programs.append(self._on_synced)
+        self._stop_synced = program_synced.add(self._on_synced)
 
     def stop(self) -> None:
         """Listen no more; what was kept stays. `listen` begins again."""
         for end in self._listening:
             end()
         self._listening = []
-        if self._on_synced in synced_programs:
-            synced_programs.remove(self._on_synced)
+        self._stop_synced()
 
     @property
     def step(self) -> int:
@@ -189,7 +195,7 @@ class History:
             elif reason is SyncReason.EXPLICIT:
                 self._explicit_steps += 1
 
-    def _on_synced(self, entry: Entry) -> None:
+    def _on_synced(self, entry: CachedProgram) -> None:
         row = self._programs.get(entry.program.identity)
         if row is None or row.program is not None:
             return
@@ -258,6 +264,13 @@ class History:
         with self._lock:
             self._program(event.program).refused = event.reason
 
+    def _on_state(self, event: StateEvent) -> None:
+        with self._lock:
+            row = self._program(event.program)
+            del row.states[: -_MOST_STATES + 1]
+            row.states.append(event.state)
+            row.state_reason = f"{event.backend}: {event.reason}"
+
     def _on_nonfinite(self, event: NonFiniteEvent) -> None:
         with self._lock:
             row = NonFiniteRow(event.program, event.op, event.source or UNKNOWN, self.step, event.text)
@@ -280,10 +293,8 @@ class History:
             self._compiles.append(made)
             kind = "load" if loaded else "compile"
             self._span(kind, "compiler", now, event.duration_s, event.program, event.backend)
-        if number >= 3 and self.on_recompile:
-            explanation = self._explained(made)
-            for told in self.on_recompile:
-                told(explanation, number, row.site)
+        if number >= 3 and recompiled:
+            recompiled(self._explained(made), number, row.site)
 
     # ---- what is made of it ---------------------------------------------------------------------------------------
 
@@ -365,6 +376,8 @@ class History:
             lines=lines,
             explanation=self._newness(row, known),
             interpreted_s=row.interpreted_s,
+            states=tuple(row.states),
+            state_reason=row.state_reason,
         )
 
     def _compile_row(self, compiled: Compilation) -> CompileRow:

@@ -76,6 +76,9 @@ class ProgramRow:
     explanation: Explanation | None = None
     # The part of `run_s` that the runs in the interpreter took.
     interpreted_s: float = 0.0
+    # The compile states that it went through, the present one last, and why it is in that.
+    states: tuple[str, ...] = ("interpreted",)
+    state_reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)

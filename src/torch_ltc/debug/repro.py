@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from torch_ltc.compile.hooks import Failure, Run, current_run
-from torch_ltc.compile.program_cache import Entry
+from torch_ltc.compile.program_cache import CachedProgram
 from torch_ltc.config import Origin, settings
 from torch_ltc.debug.replay import Kept, tensor_of
 from torch_ltc.debug.repro_script import Case, buffers_of, is_whole, script_text
@@ -22,7 +22,7 @@ from torch_ltc.errors import LtcError, LtcWarning
 from torch_ltc.execute.executor import executor
 from torch_ltc.execute.pending import pending_entry_for, pending_inputs
 from torch_ltc.execute.random_state import device_random
-from torch_ltc.execute.sync import synced_programs, touched
+from torch_ltc.execute.sync import program_synced, touched
 from torch_ltc.lowering.interface import Held
 from torch_ltc.lowering.registry import registry
 from torch_ltc.program.instruction import Input, Program, Scalar
@@ -58,23 +58,23 @@ class _Facts:
 class _Latest:
     """The program that was synced last."""
 
-    entry: weakref.ref[Entry] | None = None
+    entry: weakref.ref[CachedProgram] | None = None
 
 
-def _remember(entry: Entry) -> None:
+def _remember(entry: CachedProgram) -> None:
     _Latest.entry = weakref.ref(entry)
 
 
-synced_programs.append(_remember)
+program_synced.add(_remember)
 
 
-def _known_entry(identity: int) -> Entry:
+def _known_entry(identity: int) -> CachedProgram:
     with recorder.lock:
         ahead = [recorder.tree.root]
         while ahead:
             node = ahead.pop()
             for entry in node.programs.values():
-                if isinstance(entry, Entry) and entry.program.identity == identity:
+                if isinstance(entry, CachedProgram) and entry.program.identity == identity:
                     return entry
             ahead += node.children.values()
     raise LtcError(f"no program {identity} is known", hint="it may have been dropped; give the Program, or a tensor")

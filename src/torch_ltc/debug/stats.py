@@ -19,7 +19,7 @@ class ProgramFigures:
     __slots__ = (
         "identity", "program", "calls", "inputs", "outputs", "site", "reason", "syncs", "runs", "interpreted", "failed",
         "backend", "compiles", "loads", "record_s", "compile_s", "run_s", "interpreted_s", "refused", "explanation",
-        "_compared",
+        "states", "state_reason", "_compared",
     )  # fmt: skip
 
     def __init__(self, identity: int) -> None:
@@ -32,6 +32,8 @@ class ProgramFigures:
         self.backend = ""
         self.record_s = self.compile_s = self.run_s = self.interpreted_s = 0.0
         self.refused = ""
+        self.states = ["interpreted"]
+        self.state_reason = ""
         self.explanation: Explanation | None = None
         self._compared: Compared | None = None
 

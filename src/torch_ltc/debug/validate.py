@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import torch
 
 from torch_ltc.backends.interpreter import Interpretation
-from torch_ltc.compile.hooks import Failure, Run, failed
+from torch_ltc.compile.hooks import Failure, Run, backend_failed
 from torch_ltc.compile.specialization_cache import specializations
 from torch_ltc.debug.bisect import bad_call, shaken_run
 from torch_ltc.debug.compare_runs import Difference, compared
@@ -45,7 +45,7 @@ def watch(run: Run) -> Iterator[None]:
     kept = Kept(program, run.arguments, range(len(program.inputs)))
     yield
     assert run.outcome is not None
-    if run.outcome.failures or backend in run.entry.refused:
+    if run.outcome.failures or run.entry.status(backend).error is not None:
         # The interpreter has run it already.
         return
     try:
@@ -93,10 +93,10 @@ def _install(run: Run, expected: Outcome, inputs: Sequence[object], handles: Seq
 def _refuse(run: Run, error: ValidationError) -> None:
     """The backend's form of the program is not used again."""
     entry, backend = run.entry, run.backend
-    entry.refused[backend] = error.untraced()
-    specializations.blamed(entry, backend)
+    specializations.fail_run(entry, backend)
     entry.compiled = None
-    failed(Failure(entry, backend, "validate", error))
+    entry.status(backend).refuse(error)
+    backend_failed(Failure(entry, backend, "validate", error))
     emit(RefusalEvent(entry.program.identity, backend.name, "validate", str(error)))
     deferred.add_error(error)
 

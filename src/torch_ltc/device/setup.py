@@ -8,7 +8,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from torch_ltc import closures, metrics
-from torch_ltc.compile.program_cache import Entry
+from torch_ltc.compile.program_cache import CachedProgram
 from torch_ltc.config import settings
 from torch_ltc.device.accelerator import install_accelerator_functions
 from torch_ltc.device.backward_errors import install_backward
@@ -21,7 +21,7 @@ from torch_ltc.device.serialize import install_storage_methods
 from torch_ltc.device.tensor_methods import install_tensor_methods
 from torch_ltc.events import SyncReason
 from torch_ltc.execute.executor import executor
-from torch_ltc.execute.sync import cut, synced_programs
+from torch_ltc.execute.sync import cut, program_synced
 from torch_ltc.record.recorder import recorder
 
 
@@ -32,7 +32,7 @@ def _after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Non
         closures.run_step_closures()
 
 
-def _count(entry: Entry) -> None:
+def _count(entry: CachedProgram) -> None:
     metrics.count_ops(entry.op_counts)
     if recorder.tree.forks:
         metrics.count("TrieForked", recorder.tree.forks)
@@ -51,7 +51,7 @@ def set_up() -> None:
     install_accelerator_functions()
     install_generator()
     register_optimizer_step_post_hook(_after_step)
-    synced_programs.append(_count)
+    program_synced.add(_count)
     metrics.on_reset(_forget_forks)
     apply_forced_fallback()
     install_module_moves()

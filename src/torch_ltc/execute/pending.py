@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from torch_ltc.compile.program_cache import Entry, executables, next_identity
+from torch_ltc.compile.program_cache import CachedProgram, executables, next_identity
 from torch_ltc.compile.tier_policy import TierPolicy
 from torch_ltc.errors import LtcError
 from torch_ltc.execute.executor import executor
@@ -22,7 +22,7 @@ from torch_ltc.record.buffer import Buffer, buffer_of, physical_device
 from torch_ltc.record.recorder import recorder
 
 
-def pending_entry_for(tensors: Sequence[torch.Tensor]) -> Entry:
+def pending_entry_for(tensors: Sequence[torch.Tensor]) -> CachedProgram:
     """What is kept for the pending program with exactly these tensors as outputs."""
     with recorder.lock:
         numbers = []
@@ -33,7 +33,7 @@ def pending_entry_for(tensors: Sequence[torch.Tensor]) -> Entry:
         # Asked for by value, not by liveness: a key of its own beside those of syncs.
         key = (-1, *numbers)
         leaf = recorder.node
-        entry: Entry | None = leaf.programs.get(key)
+        entry: CachedProgram | None = leaf.programs.get(key)
         if entry is None:
             instructions = tuple([n.instruction for n in recorder.tree.path(leaf) if n.instruction is not None])
             values = recorder.count - recorder.base
@@ -46,7 +46,7 @@ def pending_entry_for(tensors: Sequence[torch.Tensor]) -> Entry:
                 recorder.random,
                 physical_device(),
             )
-            entry = leaf.programs[key] = Entry(program)
+            entry = leaf.programs[key] = CachedProgram(program)
         return entry
 
 

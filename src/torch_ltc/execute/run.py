@@ -9,8 +9,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from torch_ltc.compile.hooks import Failure, Run, failed, running, watched
-from torch_ltc.compile.program_cache import Entry
+from torch_ltc.compile.hooks import Failure, Run, backend_failed, running, with_hooks
+from torch_ltc.compile.program_cache import CachedProgram
 from torch_ltc.compile.specialization_cache import specializations
 from torch_ltc.compile.tier_policy import TierPolicy, select_executable
 from torch_ltc.deferred import deferred
@@ -28,7 +28,7 @@ from torch_ltc.pytorch.profiler_ranges import span
 _ANYWHERE = (BackendError, FunctionComputation)
 
 
-def execute_entry(entry: Entry, arguments: Arguments, policy: TierPolicy) -> Outcome:
+def execute_entry(entry: CachedProgram, arguments: Arguments, policy: TierPolicy) -> Outcome:
     """Run a program on these arguments with whatever is due: the reference computation, or the compiled one."""
     entry.runs += 1
     if policy.check == "off" and not policy.repro_dir:
@@ -36,10 +36,10 @@ def execute_entry(entry: Entry, arguments: Arguments, policy: TierPolicy) -> Out
     run = Run(entry, arguments, policy.backend, policy.check, policy.repro_dir)
     with running(run):
         run.executable = executable = select_executable(entry, arguments, policy)
-        return watched(run, lambda: _execute(entry, executable, arguments, policy))
+        return with_hooks(run, lambda: _execute(entry, executable, arguments, policy))
 
 
-def _execute(entry: Entry, executable: Executable | None, arguments: Arguments, policy: TierPolicy) -> Outcome:
+def _execute(entry: CachedProgram, executable: Executable | None, arguments: Arguments, policy: TierPolicy) -> Outcome:
     used = registry.reference if executable is None else policy.backend
     began = time.perf_counter()
     failed = True
@@ -55,7 +55,7 @@ def _execute(entry: Entry, executable: Executable | None, arguments: Arguments, 
     return outcome
 
 
-def _reference(entry: Entry) -> Computation:
+def _reference(entry: CachedProgram) -> Computation:
     if entry.reference is None:
         made = registry.reference.compile(entry.program)
         assert isinstance(made, Computation)
@@ -63,14 +63,14 @@ def _reference(entry: Entry) -> Computation:
     return entry.reference
 
 
-def _run_reference(entry: Entry, arguments: Arguments) -> Outcome:
+def _run_reference(entry: CachedProgram, arguments: Arguments) -> Outcome:
     made = arguments.make_writable(entry.written_positions)
     outcome = _reference(entry).run(arguments)
     outcome.replaced = {**made, **outcome.replaced}
     return outcome
 
 
-def _run_compiled(entry: Entry, executable: Executable, arguments: Arguments, policy: TierPolicy) -> Outcome:
+def _run_compiled(entry: CachedProgram, executable: Executable, arguments: Arguments, policy: TierPolicy) -> Outcome:
     """Run a compiled program; when it fails, put its inputs back and run it call by call, so that only what depends on
     the failed call is lost."""
     computation = executable.computation
@@ -89,7 +89,7 @@ def _run_compiled(entry: Entry, executable: Executable, arguments: Arguments, po
             # Wrong results after right ones, or an error of the backend's own: what the run wrote to its inputs cannot
             # be taken back.
             failure = _failure(entry, policy, error)
-            failed(Failure(entry, policy.backend, "run", failure))
+            backend_failed(Failure(entry, policy.backend, "run", failure))
             raise failure from error
         saved.restore()
         outcome = _run_reference(entry, arguments)
@@ -101,7 +101,7 @@ def _run_compiled(entry: Entry, executable: Executable, arguments: Arguments, po
     return outcome
 
 
-def _failure(entry: Entry, policy: TierPolicy, error: Exception) -> ExecutionError:
+def _failure(entry: CachedProgram, policy: TierPolicy, error: Exception) -> ExecutionError:
     call = entry.program.calls[0]
     what = str(error) if isinstance(error, LtcError) else f"{type(error).__name__}: {str(error).strip()}"
     failure = ExecutionError(
@@ -113,13 +113,13 @@ def _failure(entry: Entry, policy: TierPolicy, error: Exception) -> ExecutionErr
     return failure
 
 
-def _blame(entry: Entry, policy: TierPolicy, error: Exception, saved: _Saved) -> None:
+def _blame(entry: CachedProgram, policy: TierPolicy, error: Exception, saved: _Saved) -> None:
     """The interpreter could run what the backend could not."""
     failure = _failure(entry, policy, error)
-    entry.refused[policy.backend] = failure.untraced()
-    specializations.blamed(entry, policy.backend)
+    specializations.fail_run(entry, policy.backend)
     entry.compiled = None
-    failed(Failure(entry, policy.backend, "run", failure))
+    entry.status(policy.backend).refuse(failure)
+    backend_failed(Failure(entry, policy.backend, "run", failure))
     emit(RefusalEvent(entry.program.identity, policy.backend.name, "run", str(failure)))
     if policy.strict:
         saved.restore()
@@ -127,7 +127,9 @@ def _blame(entry: Entry, policy: TierPolicy, error: Exception, saved: _Saved) ->
     deferred.add_warning(f"{failure}\n  the program runs in the {registry.reference.name} instead")
 
 
-def _check(entry: Entry, computation: Computation, outcome: Outcome, arguments: Arguments, backend: str) -> None:
+def _check(
+    entry: CachedProgram, computation: Computation, outcome: Outcome, arguments: Arguments, backend: str
+) -> None:
     """Raise unless the results are what was recorded; lay them out as recorded, those of a plain function each in
     memory of its own."""
     program = entry.program
@@ -147,7 +149,7 @@ class _Saved:
     """The data that a run may spoil: before the first run of a compiled program all that it writes to, later what it
     writes to before a call that may fail."""
 
-    def __init__(self, entry: Entry, executable: Executable, arguments: Arguments) -> None:
+    def __init__(self, entry: CachedProgram, executable: Executable, arguments: Arguments) -> None:
         chosen = executable.computation.restored
         positions = entry.restored if chosen is None else chosen
         if not executable.proven and not executable.computation.keeps_inputs:

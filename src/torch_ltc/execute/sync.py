@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from torch_ltc.compile.program_cache import Entry, executables, next_identity
+from torch_ltc.compile.program_cache import CachedProgram, executables, next_identity
 from torch_ltc.compile.tier_policy import TierPolicy
 from torch_ltc.config import settings
 from torch_ltc.deferred import deferred
@@ -30,6 +30,7 @@ from torch_ltc.execute.memory import add_holdings, add_largest, memory
 from torch_ltc.execute.no_sync import sync_guard
 from torch_ltc.execute.random_state import device_random
 from torch_ltc.execute.run import execute_entry
+from torch_ltc.hooks import Hook
 from torch_ltc.lowering.backend_data import BackendData
 from torch_ltc.lowering.interface import Arguments, Held, Outcome
 from torch_ltc.lowering.kernel_call import laid_out
@@ -40,7 +41,7 @@ from torch_ltc.program.tree import Node
 from torch_ltc.pytorch.profiler_ranges import span
 from torch_ltc.record.buffer import Buffer, buffer_of, physical_device, poisoned, remembered
 from torch_ltc.record.call_site import Source, current_source
-from torch_ltc.record.recorder import recorder
+from torch_ltc.record.recorder import pending_full, recorder
 
 Result = TypeVar("Result")
 
@@ -48,7 +49,7 @@ Result = TypeVar("Result")
 _MOST_SPECS = 200_000
 _MOST_LIVE_SETS = 16
 
-synced_programs: list[Callable[[Entry], None]] = []
+program_synced = Hook[[CachedProgram], None]("program synced", "after a program was queued, on the user's thread")
 
 
 def live_outputs() -> list[Buffer]:
@@ -58,13 +59,13 @@ def live_outputs() -> list[Buffer]:
     return held_elsewhere(recorder.buffers)
 
 
-def pending_entry(outputs: list[Buffer]) -> tuple[Entry, bool]:
+def pending_entry(outputs: list[Buffer]) -> tuple[CachedProgram, bool]:
     """What is kept for the pending program, and whether it was known."""
     leaf = recorder.node
     live = tuple([buffer.number - recorder.base for buffer in outputs])
-    entry: Entry | None = leaf.programs.get(live)
+    entry: CachedProgram | None = leaf.programs.get(live)
     if entry is not None and entry.program.device != physical_device():
-        executables.dropped(leaf.programs.pop(live))
+        executables.remove(leaf.programs.pop(live))
         entry = None
     known = entry is not None
     if entry is None:
@@ -79,8 +80,8 @@ def pending_entry(outputs: list[Buffer]) -> tuple[Entry, bool]:
             device=physical_device(),
         )
         if len(leaf.programs) >= _MOST_LIVE_SETS:
-            executables.dropped(leaf.programs.pop(next(iter(leaf.programs))))
-        entry = leaf.programs[live] = Entry(program)
+            executables.remove(leaf.programs.pop(next(iter(leaf.programs))))
+        entry = leaf.programs[live] = CachedProgram(program)
     recorder.tree.touch(leaf)
     return entry, known
 
@@ -115,15 +116,14 @@ def cut(reason: SyncReason) -> None:
     _tell(entry, reason, known, len(outputs), record_s, began)
 
 
-def _tell(entry: Entry, reason: SyncReason, known: bool, outputs: int, record_s: float, began: float) -> None:
+def _tell(entry: CachedProgram, reason: SyncReason, known: bool, outputs: int, record_s: float, began: float) -> None:
     if has_listeners(SyncEvent):
         program = entry.program
         source = current_source(2)
         size = len(program.instructions)
         took_s = time.perf_counter() - began
         emit(SyncEvent(reason, size, len(program.inputs), outputs, program.identity, known, record_s, source, took_s))
-    for listener in synced_programs:
-        listener(entry)
+    program_synced(entry)
 
 
 def _fetch_awaited() -> None:
@@ -158,7 +158,7 @@ def _keep_tree_bounded() -> None:
 
     def dropped(node: Node) -> None:
         for entry in node.programs.values():
-            executables.dropped(entry)
+            executables.remove(entry)
 
     tree.prune(settings.tree_bound // 2, dropped)
     recorder.node = tree.root
@@ -171,7 +171,7 @@ def _bound_changed() -> None:
         recorder.reset()
 
 
-recorder.on_full = lambda: cut(SyncReason.BOUND)
+pending_full.add(lambda: cut(SyncReason.BOUND))
 settings.watch("pending_bound", _bound_changed)
 
 
@@ -179,7 +179,7 @@ settings.watch("pending_bound", _bound_changed)
 
 
 def _run(
-    entry: Entry,
+    entry: CachedProgram,
     inputs: list[Buffer],
     scalars: list[object],
     lines: dict[int, Source],
@@ -204,7 +204,7 @@ def _run(
             memory.hold(buffer, maker)
 
 
-def _all_lost(entry: Entry, error: BaseException) -> Outcome:
+def _all_lost(entry: CachedProgram, error: BaseException) -> Outcome:
     what = f"program {entry.program.identity} failed: {type(error).__name__}: {error}"
     lost = error if isinstance(error, LtcError) else LtcError(what)
     if lost is not error:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from torch_ltc.config import settings
 from torch_ltc.errors import DeviceMismatchError
+from torch_ltc.hooks import Hook
 from torch_ltc.program.instruction import (
     Call,
     Input,
@@ -71,6 +72,10 @@ _EMPTY = Operator(aten.empty_strided.default)
 _DEVICE = torch.device("cpu")
 
 
+# Cuts the pending program: recording knows nothing of execution.
+pending_full = Hook[[], None]("pending program full", "before a call that would exceed the setting pending_bound")
+
+
 class _InputMarker:
     def __repr__(self) -> str:
         return "input"
@@ -98,7 +103,6 @@ class Recorder:
         "random",
         "started",
         "lock",
-        "on_full",
         "bound",
         "lines",
         "path_values",
@@ -112,7 +116,6 @@ class Recorder:
         self.path_values = PathValues(self.tree.root)
         self.base = 0
         self.count = 0
-        self.on_full: Callable[[], None] = lambda: None
         # Buffers that the pending program defines. The list stays the same object: kernels keep its `append`.
         self.buffers: list[Buffer] = []
         # Numbers of the call being recorded; they join `scalars` once the call is known to be right.
@@ -344,7 +347,7 @@ class Recorder:
         """
         if self.node.depth >= self.bound:
             self.numbers.clear()
-            self.on_full()
+            pending_full()
             key = self.key_of(operator, values)
         child = self.tree.find(self.node, key)
         if child is None:

@@ -1,0 +1,110 @@
+"""Artifacts: executables of earlier processes on disk, by what they are right for.
+
+`disk_cache` owns the files; here are the keys, loading at the first execution of a program, and saving after a
+compilation.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from dataclasses import dataclass
+from functools import lru_cache
+
+from torch_ltc.compile.disk_cache import Key, Store
+from torch_ltc.compile.program_cache import CachedProgram
+from torch_ltc.compile.specialization_cache import CompileRequest, specializations
+from torch_ltc.config import cache_folder, settings
+from torch_ltc.events import LoadEvent, emit
+from torch_ltc.lowering.gil import yield_gil
+from torch_ltc.lowering.interface import Backend
+from torch_ltc.lowering.lower import Executable
+from torch_ltc.lowering.serialize import NotSerializableError, dump_executable, load_executable
+from torch_ltc.lowering.torch_state import TorchState, device_text, versions_text
+from torch_ltc.program.instruction import Program
+from torch_ltc.program.symbolic_key import symbolic_key, symbolic_key_text
+from torch_ltc.pytorch.profiler_ranges import span
+
+__all__ = ["ArtifactContext", "current_store", "load_artifacts", "save_artifact"]
+
+log = logging.getLogger(__name__)
+
+# One load at a time: what two threads look for is often the same.
+_loading = threading.Lock()
+
+
+@lru_cache(maxsize=8)
+def _store(folder: str, bound_bytes: int) -> Store:
+    return Store(folder, bound_bytes)
+
+
+def current_store() -> Store:
+    """The artifact store, as the settings say now."""
+    return _store(cache_folder(), settings.cache_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class ArtifactContext:
+    """What an artifact depends on besides its program: backend, strictness and global torch state; and its store."""
+
+    backend: Backend
+    strict: bool
+    store: Store
+    torch_state: TorchState
+
+    def key(self, program: Program, alone: bool) -> Key:
+        """The key of an executable of this program: with `alone` for its integers, else whatever they are."""
+        parts = [versions_text(), repr(self.torch_state), f"backend {self.backend.name} {self.backend.version()}"]
+        yield_gil()
+        parts += [device_text(program.device), f"strict {self.strict}", symbolic_key_text(program)]
+        yield_gil()
+        if alone:
+            parts.append(repr(symbolic_key(program)[1]))
+        return Key(_brief(program, alone), "\n".join(parts))
+
+
+def _brief(program: Program, alone: bool) -> str:
+    count = f"{len(program.instructions)}.{len(program.outputs)}"
+    return f"p{count}" if alone else f"s{count}"
+
+
+def load_artifacts(context: ArtifactContext, entry: CachedProgram) -> None:
+    """Install what earlier processes compiled for a program, and for those that share its symbolic key."""
+    for alone in (False, True):
+        if context.store.may_have(_brief(entry.program, alone)):
+            with _loading:
+                for path, data in context.store.find(context.key(entry.program, alone)):
+                    if not specializations.has_file(entry, context.backend, path, alone):
+                        _load(context, entry, path, data)
+
+
+def _load(context: ArtifactContext, entry: CachedProgram, path: str, data: bytes) -> None:
+    """Install the executable in a file; a corrupt or stale file is removed."""
+    program, backend = entry.program, context.backend
+    began = time.perf_counter()
+    try:
+        with span("load", program.identity, backend.name):
+            executable = load_executable(backend, program, data)
+    except Exception as error:
+        # Written by us, whole, and not loadable: nobody else will have more luck with it.
+        log.warning("%s cannot be loaded and is removed: %s: %s", path, type(error).__name__, error)
+        context.store.drop(path)
+        return
+    specializations.install_loaded(entry, backend, path, executable)
+    emit(LoadEvent(program.identity, backend.name, time.perf_counter() - began, context.store.folder))
+
+
+def save_artifact(
+    context: ArtifactContext, request: CompileRequest, executable: Executable, data: bytes | None
+) -> None:
+    """Write an executable to disk for later processes. `data` are its bytes if the compiler process made it."""
+    if data is None:
+        try:
+            data = dump_executable(context.backend, request.program, executable)
+        except NotSerializableError:
+            return
+    if data is not None:
+        # Executables of one symbolic key stand beside each other: they differ in constants, symbols or guards.
+        variant = f"{executable.fixed} {executable.sizes and executable.sizes.slots} {executable.guards}"
+        context.store.put(context.key(request.program, request.specialization is None), variant, data)

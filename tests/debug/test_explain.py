@@ -364,11 +364,11 @@ def a_recording() -> Recording:
     programs = (
         ProgramRow(
             1, 20, 4, 2, step, "optimizer", train, 9, 9, 1, backend="b", compiles=1, compile_s=0.5, explanation=first,
-            **figures,
+            states=("interpreted", "queued", "compiling", "compiled"), state_reason="b: compiled by b", **figures,
         ),
         ProgramRow(
             2, 20, 4, 2, step, "optimizer", train, 1, 1, 1, backend="interpreter", compiles=0, compile_s=0.0,
-            explanation=changed, **figures,
+            explanation=changed, states=("interpreted", "queued", "compiling"), state_reason="b: hot", **figures,
         ),
     )  # fmt: skip
     compiles = (
@@ -397,12 +397,16 @@ program 2: compiled by b in another process in 250 ms after step 9, number 2 for
   run-time inputs from now on: size 0 of input 0
   try: Nothing if it happens once: a size that changes becomes a run-time input. If it goes on, keep the size \
 constant: pad, bucket, or DataLoader(drop_last=True) for a smaller last batch.
-  synced at train.py:40 in main: an optimizer finished its step"""
+  synced at train.py:40 in main: an optimizer finished its step
 
-_WHY = OVERVIEW.partition("number 2 for this site\n")[2].rpartition("\n")[0]
+programs by compile state: 1 compiled, 1 compiling"""
+
+_LAST = OVERVIEW.split("\n\n")[-2]
+_WHY = OVERVIEW.partition("number 2 for this site\n")[2].rpartition("\n\n")[0].rpartition("\n")[0]
 LAST_SYNC = f"""\
 program 2: 20 calls, 4 inputs, 2 outputs; 1 sync, 1 run
   it ran in the interpreter: a program is compiled when it is seen again
+  compile states: interpreted > queued > compiling (b: hot)
   it was new because:
 {textwrap.indent(_WHY, "  ")}
   synced at train.py:40 in main: an optimizer finished its step"""
@@ -413,11 +417,11 @@ def test_the_overview() -> None:
 
 
 def test_the_last_compilation_is_the_last_paragraph() -> None:
-    assert explain_recording(a_recording(), last="compile") == OVERVIEW.split("\n\n")[-1]
+    assert explain_recording(a_recording(), last="compile") == _LAST
 
 
 def test_the_last_sync_and_one_program() -> None:
-    compiled = OVERVIEW.split("\n\n")[-1].splitlines()[0]
+    compiled = _LAST.splitlines()[0]
     assert explain_recording(a_recording(), last="sync") == LAST_SYNC + "\n\n" + compiled
     assert explain_recording(a_recording(), program=1).splitlines()[1] == (
         "  it runs on b, which compiled it in 500 ms"

@@ -92,9 +92,10 @@ $(VENV)/installed-%: $(VENV)/installed-torch pyproject.toml
 	$(INSTALL) --editable ".[$*]"
 	touch $@
 
+# Each PyTorch has its own wish for setuptools.
 $(TORCH_VENV)/installed-test: pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(TORCH_VENV)
-	grep -v '^torch==' $(CONSTRAINTS) > $(TORCH_VENV)/constraints.txt
+	grep -vE '^(torch|setuptools)==' $(CONSTRAINTS) > $(TORCH_VENV)/constraints.txt
 	$(TORCH_VENV)/bin/python -m pip --disable-pip-version-check --quiet install \
 		--constraint $(TORCH_VENV)/constraints.txt setuptools torch==$(TORCH)
 	$(TORCH_VENV)/bin/python -m pip --disable-pip-version-check --quiet install --no-build-isolation \

@@ -65,6 +65,8 @@ def due(entry: Entry, arguments: Arguments, policy: Policy) -> Lowered | None:
         return None
     if placement.lowered is None:
         placement = _made(entry, numbers, placement, policy)
+    if placement.lowered is not None and not placement.lowered.computation.accepts(numbers):
+        return None
     if placement.lowered is not None:
         executables.used(entry)
         # Made again if the compiled program ever fails.

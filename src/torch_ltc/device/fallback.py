@@ -88,6 +88,7 @@ def _run(operator: Operator, values: tuple[Any, ...]) -> Any:
     except LtcError as error:
         executor.forget(error)
         raise
+    executor.warn_noted()
     owners = {tensor.untyped_storage()._cdata: (leaves[i], tensor) for i, tensor in real.items()}
     for i, tensor in real.items():
         _adopt_geometry(leaves[i], tensor)

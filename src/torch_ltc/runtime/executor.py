@@ -21,6 +21,8 @@ import torch
 from torch_ltc.config import settings
 from torch_ltc.errors import BackendWarning, LtcError, LtcWarning
 from torch_ltc.program.source import current_source
+from torch_ltc.runtime.kernel_warnings import KeptWarning, keep_warnings, module_of, take_kept
+from torch_ltc.source import Source
 
 Result = TypeVar("Result")
 
@@ -45,6 +47,10 @@ class Executor:
         self._waiting = 0
         self._errors: list[LtcError] = []
         self._notes: list[tuple[str, type[LtcWarning]]] = []
+        # Warnings of kernels that were shown, by file: what Python needs to show each once a line.
+        self._shown: dict[str, dict[Any, Any]] = {}
+        # The line at which each was shown: a compiled program does not say which call it comes from.
+        self._places: dict[str, tuple[str, int]] = {}
 
     def wait_for_room(self) -> None:
         """Return when fewer than `queue_bound` items are queued. On the worker itself, at once."""
@@ -85,6 +91,7 @@ class Executor:
 
         def run() -> Result:
             self._workers.add(threading.get_ident())
+            keep_warnings()
             if threads != lane.threads:
                 # The number of kernel threads is a setting of each thread; the user set it on theirs.
                 torch.set_num_threads(threads)
@@ -143,6 +150,16 @@ class Executor:
             file, line = source.file or __file__, source.line or 1
             message, category = self._notes.pop(0)
             warnings.warn_explicit(message, category, file, line)
+        while (kept := take_kept()) is not None:
+            self._warn_kept(kept, current_source(2))
+
+    def _warn_kept(self, kept: KeptWarning, source: Source) -> None:
+        """Show a warning of a worker: at the line of its call, at the one where it was shown before, or at `source`."""
+        here = (source.file or __file__, source.line or 1)
+        file, line = (kept.file, kept.line) if kept.file else self._places.get(kept.text, here)
+        self._places[kept.text] = (file, line)
+        registry = self._shown.setdefault(file, {})
+        warnings.warn_explicit(kept.text, kept.category, file, line, kept.module or module_of(file), registry)
 
     def unseen(self, error: BaseException) -> bool:
         """True when this error waits to be raised."""

@@ -1,9 +1,9 @@
 """Warnings that are raised on a worker, kept for the user's thread.
 
-PyTorch hands a kernel's warning to Python when the kernel has run. On a worker it would have the line of the worker, and
-where warnings are errors its exception would take the place of the result. Filters are the same for all threads, and
-`warnings.catch_warnings` changes them for all: so filters are put before the others that match on a worker alone, keep
-the warning and drop it there.
+PyTorch hands a kernel's warning to Python when the kernel has run. On a worker it would have the line of the worker,
+and where warnings are errors its exception would take the place of the result. Filters are the same for all threads,
+and `warnings.catch_warnings` changes them for all: so filters are put before the others that match on a worker alone,
+keep the warning and drop it there.
 """
 
 from __future__ import annotations

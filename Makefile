@@ -2,6 +2,7 @@
 #
 #   make demo          train the example on the lazy device
 #   make test          run the tests, the slow ones left out
+#   make test-torch    run the same tests with another PyTorch, in an environment of its own: TORCH=2.15.0
 #   make test-browser  open reports in headless Chromium, which must be on the PATH
 #   make test-backends run the tests of Inductor and XLA too, which compile for minutes
 #   make conformance   run the conformance suite on a backend: BACKEND=inductor
@@ -22,8 +23,11 @@ BACKEND ?= torchscript
 CONSTRAINTS := requirements/constraints.txt
 # Build requirements are in the environment already: an isolated build would download its own.
 INSTALL := $(PIP) install --no-build-isolation --constraint $(CONSTRAINTS)
+# An environment with another PyTorch: TORCH is its version, PYTHON the interpreter.
+TORCH ?= 2.15.0
+TORCH_VENV := .venv-torch-$(TORCH)$(if $(filter file,$(origin PYTHON)),,-$(notdir $(PYTHON)))
 
-.PHONY: demo test test-browser screenshots test-backends conformance check ops bench-trace bench bench-quick bench-gpu docs clean
+.PHONY: demo test test-torch test-browser screenshots test-backends conformance check ops bench-trace bench bench-quick bench-gpu docs clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/installed-demo
@@ -31,6 +35,9 @@ demo: $(VENV)/installed-demo
 
 test: $(VENV)/installed-test
 	$(RUN) -m pytest -m "not slow and not compilers and not browser" --durations=10 $(ARGS)
+
+test-torch: $(TORCH_VENV)/installed-test
+	$(TORCH_VENV)/bin/python -m pytest -m "not slow and not compilers and not browser" --durations=10 $(ARGS)
 
 test-browser: $(VENV)/installed-browser
 	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null || \
@@ -73,7 +80,7 @@ docs: $(VENV)/installed-test
 	$(RUN) scripts/generate_docs.py
 
 clean:
-	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf $(VENV) .venv-torch-* build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
 
 $(VENV)/installed-torch: requirements/torch.txt $(CONSTRAINTS)
 	$(PYTHON) -m venv $(VENV)
@@ -83,6 +90,16 @@ $(VENV)/installed-torch: requirements/torch.txt $(CONSTRAINTS)
 # The package is installed with each group by itself, so that the demo does not wait for the test tools.
 $(VENV)/installed-%: $(VENV)/installed-torch pyproject.toml
 	$(INSTALL) --editable ".[$*]"
+	touch $@
+
+# Each PyTorch has its own wish for setuptools.
+$(TORCH_VENV)/installed-test: pyproject.toml $(CONSTRAINTS)
+	$(PYTHON) -m venv $(TORCH_VENV)
+	grep -vE '^(torch|setuptools)==' $(CONSTRAINTS) > $(TORCH_VENV)/constraints.txt
+	$(TORCH_VENV)/bin/python -m pip --disable-pip-version-check --quiet install \
+		--constraint $(TORCH_VENV)/constraints.txt setuptools torch==$(TORCH)
+	$(TORCH_VENV)/bin/python -m pip --disable-pip-version-check --quiet install --no-build-isolation \
+		--constraint $(TORCH_VENV)/constraints.txt --editable ".[test]"
 	touch $@
 
 .PRECIOUS: $(VENV)/installed-torch $(VENV)/installed-demo $(VENV)/installed-test $(VENV)/installed-check \

@@ -62,9 +62,8 @@ class SettingError(LtcError, ValueError):
 class UnsupportedTorchError(LtcError, ImportError):
     """The installed PyTorch is a version that the device cannot be registered with.
 
-    When: at `import torch_ltc`. What to do: install a version inside the range that the message names; the device
-    is built on interfaces that PyTorch may change in any release, so that an unknown version is refused
-    instead of tried.
+    When: at `import torch_ltc`, with a version older than the message names, or one that lacks the interfaces that the
+    device is built on. What to do: install a version inside the range that the message names.
     """
 
 
@@ -232,6 +231,14 @@ class LtcWarning(UserWarning):
     """Base of every warning of the package.
 
     When: never shown itself. What to do: use it to filter all of them at once.
+    """
+
+
+class UntestedTorchWarning(LtcWarning):
+    """The installed PyTorch is newer than the versions that the tests have run on.
+
+    When: at `import torch_ltc`, once. What to do: nothing while things work: the device is built on interfaces that
+    PyTorch may change in any release. If something fails, install a version inside the range that the message names.
     """
 
 

@@ -151,7 +151,7 @@ def test_synced_programs_are_appended_to_the_file_that_the_setting_names(tmp_pat
     assert word in text
     assert "Hashes: (" in text
     assert "test_synced_programs_are_appended" in text.split("Hashes")[0], "the user's stack is there"
-    assert "torch_ltc/runtime" not in text
+    assert "torch_ltc/execute" not in text
 
 
 def test_the_stack_in_the_file_keeps_user_files_whose_path_names_the_package(tmp_path: Path) -> None:

@@ -41,6 +41,10 @@ CALLS: dict[str, Call] = {
     "lerp": lambda x: torch.lerp(x, -x, 0.3),
     "lerp with a tensor": lambda x: torch.lerp(x, -x, x.abs()),
     "attention": lambda x: F.scaled_dot_product_attention(*[x.view(1, 1, 3, 4)] * 3),
+    "attention of three dimensions": lambda x: F.scaled_dot_product_attention(*[x.view(1, 3, 4)] * 3),
+    "attention of three dimensions with a mask": lambda x: F.scaled_dot_product_attention(
+        *[x.view(1, 3, 4)] * 3, attn_mask=x.view(1, 3, 4)[..., :3] > 0
+    ),
     "causal attention": lambda x: F.scaled_dot_product_attention(*[x.view(1, 1, 3, 4)] * 3, is_causal=True),
     "mse_loss": lambda x: F.mse_loss(x, x * 2),
     "l1_loss": lambda x: F.l1_loss(x, x * 2),

@@ -5,11 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
+import warnings
 
 import pytest
 
 from torch_ltc.device.registration import check_torch_version
-from torch_ltc.errors import UnsupportedTorchError
+from torch_ltc.errors import UnsupportedTorchError, UntestedTorchWarning
 
 # What PyTorch does at the end of its import where the package is installed, and what a script sees then.
 PREPARE = """
@@ -107,15 +108,25 @@ def test_a_slot_taken_by_another_package_is_left_alone() -> None:
     assert done.stdout.splitlines() == ["other", "the device slot that torch_ltc uses is taken by 'other'"], done.stderr
 
 
-@pytest.mark.parametrize("version", ["2.11.0", "2.12.1", "2.13.0+cpu", "2.13.0a0+git1234"])
-def test_supported_versions_are_accepted(version: str) -> None:
-    check_torch_version(version)
+@pytest.mark.parametrize("version", ["2.11.0", "2.12.1", "2.13.0+cpu", "2.14.1", "2.15.0", "2.15.0a0+git1234"])
+def test_tested_versions_are_accepted_without_a_word(version: str) -> None:
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("always")
+        check_torch_version(version)
+    assert shown == []
 
 
-@pytest.mark.parametrize("version", ["2.9.0", "2.10.1+cu128", "2.14.0", "1.13.1", "3.0.0"])
-def test_other_versions_are_refused_with_the_range(version: str) -> None:
-    with pytest.raises(UnsupportedTorchError, match=r"needs PyTorch 2.11 to 2.13, found") as caught:
+@pytest.mark.parametrize("version", ["2.16.0", "2.20.1+cu130", "3.0.0"])
+def test_newer_versions_are_tried_with_a_warning(version: str) -> None:
+    with pytest.warns(UntestedTorchWarning, match=r"was tested with PyTorch 2.11 to 2.15, found") as shown:
+        check_torch_version(version)
+    assert [version in str(one.message) for one in shown] == [True]
+
+
+@pytest.mark.parametrize("version", ["2.9.0", "2.10.1+cu128", "1.13.1"])
+def test_older_versions_are_refused_with_the_range(version: str) -> None:
+    with pytest.raises(UnsupportedTorchError, match=r"needs PyTorch 2.11 or newer, found") as caught:
         check_torch_version(version)
     assert version in str(caught.value)
-    assert "pip install 'torch>=2.11,<2.14'" in str(caught.value)
+    assert "pip install 'torch>=2.11,<2.16'" in str(caught.value)
     assert isinstance(caught.value, ImportError)

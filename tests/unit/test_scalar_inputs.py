@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 import torch_ltc
-from tests.support.backends import record, run_functional
+from tests.support.backends import FunctionalBackend, record, registered, run_functional
 from torch_ltc.errors import CompileError
 from torch_ltc.lowering import scalar_inputs as forms
 from torch_ltc.lowering.decomposition_tables import core_aten, only_ours
 from torch_ltc.lowering.functionalize import functionalize, scalar_slots
 from torch_ltc.lowering.lower import same_number
+from torch_ltc.lowering.number_ranges import all_hold, number_ranges
 from torch_ltc.lowering.scalar_inputs import NUMBER_SPECS, tensor_form
 from torch_ltc.program.verify import verify
 
@@ -46,7 +47,7 @@ TENSORS = {
     "empty": torch.zeros(0, 2),
 }
 # The number while recording, and the one with which the program runs.
-NUMBERS = [(0.3, 1.7), (11, -3), (2.0, -0.0), (True, False)]
+NUMBERS = [(0.3, 1.7), (11, -3), (12, 300), (2.0, -0.0), (True, False)]
 
 Function = Callable[[Tensor, Any], Any]
 
@@ -120,11 +121,17 @@ def as_list(out: Any) -> list[Tensor]:
     return list(out) if isinstance(out, (tuple, list)) else [out]
 
 
+class Unconvertible(Exception):
+    """The program is left to PyTorch's kernels: they check the number."""
+
+
 def with_other_number(function: Function, x: Tensor, before: Any, after: Any, table: Any) -> list[Tensor] | None:
     """What the program recorded with one number gives with another; None when the number became a constant."""
     program, numbers = record(lambda x: function(x, before), x)
     others = {(type(n), n): other for n, other in ((2 * before, 2 * after), (before, after))}
     slots = {slot: others[type(n), n] for slot, n in enumerate(numbers) if (type(n), n) in others}
+    if not all_hold(number_ranges(program), [slots.get(slot, number) for slot, number in enumerate(numbers)]):
+        raise Unconvertible
     form = functionalize(program, numbers, set(slots), table)
     if any(slot in slots for slot, _ in form.fixed):
         return None
@@ -153,6 +160,8 @@ def test_programs_with_another_number_give_what_eager_gives(name: str) -> None:
             for table in (core_aten(), only_ours()) if dtype == "float32" else (core_aten(),):
                 try:
                     actual = with_other_number(function, x, before, after, table)
+                except Unconvertible:
+                    continue
                 except CompileError:
                     assert name in NO_FORM, (dtype, before)
                     continue
@@ -187,13 +196,57 @@ def test_large_integers_keep_every_bit(number: int) -> None:
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf"), 1e-45, 1e300])
 def test_numbers_at_the_edges(number: float) -> None:
     for name in ("add", "mul", "div", "clamp low", "fill_", "masked_fill", "lerp"):
-        actual = with_other_number(FUNCTIONS[name], FLOAT, 0.5, number, core_aten())
         try:
             expected = FUNCTIONS[name](FLOAT, number)
         except RuntimeError:
+            with pytest.raises(Unconvertible):
+                with_other_number(FUNCTIONS[name], FLOAT, 0.5, number, core_aten())
+            continue
+        try:
+            actual = with_other_number(FUNCTIONS[name], FLOAT, 0.5, number, core_aten())
+        except Unconvertible:
+            assert number == 1e300
             continue
         assert actual is not None
         torch.testing.assert_close(actual[0], expected, equal_nan=True)
+
+
+_EDGES = (11, -3, 255, 300, 2**40, -(2**40), 1.5, 1e10, 1e30, float("inf"))
+
+
+@pytest.mark.filterwarnings("ignore::torch_ltc.errors.BackendWarning")
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int32, torch.float16])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "clamp_min",
+        "clamp high",
+        "foreach_maximum",
+        "foreach_minimum",
+        "fill_",
+        "full of a dtype",
+        "masked_fill",
+        "where",
+        "add with alpha",
+        "pow",
+    ],
+)
+def test_numbers_that_a_dtype_cannot_hold_do_what_they_do_in_eager(name: str, dtype: torch.dtype) -> None:
+    function, x = FUNCTIONS[name], torch.tensor([1, 100, 7]).to(dtype)
+    backend = FunctionalBackend()
+    with registered(backend), torch_ltc.config.settings.scope(backend=backend.name, hot_after=2):
+        for number in (10, 12, 14, *_EDGES):
+            expected = outcome_of(function, x, number)
+            assert outcome_of(function, x.to("ltc"), number) == expected, number
+        assert backend.runs
+
+
+def outcome_of(function: Function, x: Tensor, number: Any) -> Any:
+    """The values that a call gives, or that it raises."""
+    try:
+        return [(made.dtype, made.tolist()) for made in as_list(function(x, number))]
+    except RuntimeError:
+        return "raises"
 
 
 @pytest.mark.parametrize("name", ["addmm", "baddbmm"])

@@ -69,7 +69,10 @@ def select_executable(entry: CachedProgram, arguments: Arguments, policy: TierPo
     # A lost input is not worth compiling for; the interpreter isolates what depends on it.
     if (entry.single and not policy.waits) or any(isinstance(held, LtcError) for held in arguments.held):
         return None
-    executable = _looked_up(entry, list(arguments.scalars), policy, status)
+    numbers = list(arguments.scalars)
+    executable = _looked_up(entry, numbers, policy, status)
+    if executable is not None and not executable.computation.accepts(numbers):
+        return None
     if executable is not None:
         if status.state is not State.COMPILED:
             status.move(State.COMPILED, "an executable fits it")

@@ -76,6 +76,13 @@ def scaled_dot_product_attention(
     if mask is not None and mask.dtype is torch.bool:
         mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(mask.logical_not(), float("-inf"))
     choice = _attention_choice(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa)
+    if query.dim() == 3 and choice in _ON_CUDA:
+        # From PyTorch 2.14 on: the fused kernels take four dimensions alone, and eager adds one.
+        query, key, value = query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0)
+        mask = mask.unsqueeze(0) if mask is not None and mask.dim() == 3 else mask
+        return scaled_dot_product_attention(
+            query, key, value, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        ).squeeze(0)
     if settings.device_type == "cuda":
         # The fused kernels would pad a mask and odd sizes, and draw dropout from CUDA's own generator.
         as_they_are = mask is None and not dropout_p and not enable_gqa

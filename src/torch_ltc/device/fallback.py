@@ -89,6 +89,7 @@ def _run(operator: Operator, values: tuple[Any, ...]) -> Any:
     except LtcError as error:
         deferred.discard_error(error)
         raise
+    executor.show_warnings()
     owners = {tensor.untyped_storage()._cdata: (leaves[i], tensor) for i, tensor in real.items()}
     for i, tensor in real.items():
         _adopt_geometry(leaves[i], tensor)

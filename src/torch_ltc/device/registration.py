@@ -1,11 +1,13 @@
 """The only module that touches PyTorch's private device interfaces.
 
 It registers the name "ltc" on the PrivateUse1 device, makes device tensors, and holds the dispatcher handles. A
-PyTorch whose interfaces are not the ones used here is refused with a clear error.
+PyTorch whose interfaces are not the ones used here is refused with a clear error; one newer than those that the tests
+have run on is tried, with a warning.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -13,19 +15,28 @@ from typing import Any
 import torch
 
 from torch_ltc.device.backward_errors import take_pending_error
-from torch_ltc.errors import LtcError, UnsupportedTorchError
+from torch_ltc.errors import LtcError, UnsupportedTorchError, UntestedTorchWarning
 
 NAME = "ltc"
-_OLDEST, _NEWEST = (2, 11), (2, 13)
+_OLDEST, _NEWEST = (2, 11), (2, 15)
 
 
 def check_torch_version(version: str = torch.__version__) -> None:
-    """Raise unless this PyTorch is one the device was tested with."""
+    """Raise when this PyTorch is too old, or lacks what the device is built on; warn when it is newer than the tested
+    ones."""
     numbers = tuple(int(part) for part in version.split("+")[0].split(".")[:2])
-    if not _OLDEST <= numbers <= _NEWEST or not hasattr(torch._C, "_acc"):
+    tested = f"torch>={_OLDEST[0]}.{_OLDEST[1]},<{_NEWEST[0]}.{_NEWEST[1] + 1}"
+    if numbers < _OLDEST or not hasattr(torch._C, "_acc"):
         raise UnsupportedTorchError(
-            f"torch_ltc needs PyTorch {_OLDEST[0]}.{_OLDEST[1]} to {_NEWEST[0]}.{_NEWEST[1]}, found {version}",
-            hint=f"pip install 'torch>={_OLDEST[0]}.{_OLDEST[1]},<{_NEWEST[0]}.{_NEWEST[1] + 1}'",
+            f"torch_ltc needs PyTorch {_OLDEST[0]}.{_OLDEST[1]} or newer, found {version}",
+            hint=f"pip install '{tested}'",
+        )
+    if numbers > _NEWEST:
+        warnings.warn(
+            f"torch_ltc was tested with PyTorch {_OLDEST[0]}.{_OLDEST[1]} to {_NEWEST[0]}.{_NEWEST[1]}, found {version}"
+            f"\n  try: pip install '{tested}' if something fails",
+            UntestedTorchWarning,
+            stacklevel=2,
         )
 
 

@@ -20,6 +20,7 @@ import torch
 from torch_ltc.config import settings
 from torch_ltc.deferred import deferred
 from torch_ltc.errors import LtcError
+from torch_ltc.execute.kernel_warnings import has_kernel_warnings, keep_warnings, show_kernel_warnings
 from torch_ltc.record.call_site import current_source
 
 Result = TypeVar("Result")
@@ -83,6 +84,7 @@ class Executor:
 
         def run() -> Result:
             self._workers.add(threading.get_ident())
+            keep_warnings()
             if threads != lane.threads:
                 # The number of kernel threads is a setting of each thread; the user set it on theirs.
                 torch.set_num_threads(threads)
@@ -125,6 +127,8 @@ class Executor:
         if deferred.has_warnings:
             source = current_source(2)
             deferred.show_warnings(source.file or __file__, source.line or 1)
+        if has_kernel_warnings():
+            show_kernel_warnings(current_source(2))
 
 
 executor = Executor()

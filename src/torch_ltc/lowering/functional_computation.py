@@ -14,6 +14,7 @@ from torch_ltc.lowering.backend_data import BackendData, alias_physical
 from torch_ltc.lowering.functionalize import Functional, Parameter, plan_parameters
 from torch_ltc.lowering.interface import Arguments, Backend, Computation, Held, Outcome, ProgramFunction
 from torch_ltc.lowering.kernel_call import plain_call, run_call
+from torch_ltc.lowering.number_ranges import all_hold, number_ranges
 from torch_ltc.lowering.partition import Part
 from torch_ltc.lowering.result_checks import check_count, check_result, fitted
 from torch_ltc.program.effects import may_fail
@@ -61,6 +62,13 @@ class FunctionalComputation(Computation):
         self._inputs = [i.number for i in functional.program.inputs]
         self._expected = _expected(recorded)
         self._numbers = [(i.number, i.slot, i.spec.dtype) for i in self._pure.numbers]
+        fixed, ranges = dict(functional.fixed), number_ranges(recorded)
+        self._sound = all(item.holds(fixed[item.slot]) for item in ranges if item.slot in fixed)
+        self._ranges = [item for item in ranges if item.slot not in fixed]
+
+    def accepts(self, numbers: Sequence[object]) -> bool:
+        """True when every number is one that the dtypes of its calls can hold."""
+        return self._sound and all_hold(self._ranges, numbers)
 
     def bind(self, program: Program, symbols: tuple[int, ...]) -> FunctionalComputation:
         """The same parts for another program, told its sizes."""

@@ -141,6 +141,11 @@ class Computation(abc.ABC):
     def run(self, arguments: Arguments) -> Outcome:
         """Run once. On the executor's thread."""
 
+    def accepts(self, numbers: Sequence[object]) -> bool:
+        """True when it computes what PyTorch's kernels do with these run-time numbers."""
+        del numbers
+        return True
+
     def bind(self, program: Program, symbols: tuple[int, ...]) -> Computation:
         """What runs another program that was compiled with this one, with these values of the symbols."""
         raise NotImplementedError(f"{type(self).__name__} runs one program only")

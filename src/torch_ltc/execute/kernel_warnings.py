@@ -1,0 +1,122 @@
+"""Warnings that are raised on a worker, kept for the user's thread.
+
+PyTorch hands a kernel's warning to Python when the kernel has run. On a worker it would have the line of the worker,
+and where warnings are errors its exception would take the place of the result. Filters are the same for all threads,
+and `warnings.catch_warnings` changes them for all: so filters are put before the others that match on a worker alone,
+keep the warning and drop it there.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+import warnings
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+from torch_ltc.program.instruction import Call
+from torch_ltc.source import Source
+
+# The modules that call kernels: their warnings belong to the user's line. Others keep their own.
+_CALLERS = ("torch._ops", "torch_ltc.")
+
+
+@dataclass(slots=True)
+class KeptWarning:
+    """A warning, and the place that it is shown with; without a file, it is the line that shows it."""
+
+    text: str
+    category: type[Warning]
+    file: str
+    line: int
+    module: str | None
+
+
+class _State:
+    """The threads whose warnings are kept, and what was kept."""
+
+    def __init__(self) -> None:
+        self.threads: set[int] = set()
+        self.kept: list[KeptWarning] = []
+        # Warnings that were shown, by file: what Python needs to show each once a line.
+        self.shown: dict[str, dict[Any, Any]] = {}
+        # The line at which each was shown: an executable does not say which call it comes from.
+        self.places: dict[str, tuple[str, int]] = {}
+
+
+_state = _State()
+
+
+class _Keeper:
+    """In the place of a filter's pattern for messages. The first filter keeps the warning; each later one that is asked
+    corrects the category, because those before did not fit."""
+
+    def __init__(self, category: type[Warning], first: bool) -> None:
+        self._category = category
+        self._first = first
+
+    def match(self, text: str) -> bool:
+        """True on a worker, where the warning is kept."""
+        if threading.get_ident() not in _state.threads:
+            return False
+        if self._first:
+            _state.kept.append(_kept(text, self._category, sys._getframe(1)))
+        elif _state.kept:
+            _state.kept[-1].category = self._category
+        return True
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Libraries send the filters to other processes, where there is nothing to keep: a pattern that never matches.
+        return re.compile, ("(?!)",)
+
+
+def _kept(text: str, category: type[Warning], frame: FrameType) -> KeptWarning:
+    module = str(frame.f_globals.get("__name__", ""))
+    if not module.startswith(_CALLERS):
+        return KeptWarning(text, category, frame.f_code.co_filename, frame.f_lineno, module)
+    caller: FrameType | None = frame
+    while caller is not None:
+        call = caller.f_locals.get("call")
+        if isinstance(call, Call):
+            return KeptWarning(text, category, call.source.file, call.source.line, None)
+        caller = caller.f_back
+    return KeptWarning(text, category, "", 0, None)
+
+
+_CATEGORIES = (DeprecationWarning, FutureWarning, UserWarning, RuntimeWarning, Warning)
+_FILTERS: list[Any] = [
+    ("ignore", _Keeper(category, first=place == 0), category, None, 0) for place, category in enumerate(_CATEGORIES)
+]
+
+
+def keep_warnings() -> None:
+    """Keep warnings of this thread from now on. Called before each item of work: leaving a block of
+    `warnings.catch_warnings` takes the filters away."""
+    _state.threads.add(threading.get_ident())
+    filters: Any = warnings.filters
+    if not filters or filters[0] is not _FILTERS[0]:
+        filters[:0] = _FILTERS
+
+
+def _module_of(file: str) -> str:
+    """The module that filters know a line of this file by."""
+    main = getattr(sys.modules.get("__main__"), "__file__", None)
+    return "__main__" if file == main else file.removesuffix(".py")
+
+
+def has_kernel_warnings() -> bool:
+    """True when a warning of a worker waits to be shown."""
+    return bool(_state.kept)
+
+
+def show_kernel_warnings(source: Source) -> None:
+    """Show the warnings of workers: at the line of the call, at the one where it was shown before, or at `source`."""
+    here = (source.file or __file__, source.line or 1)
+    while _state.kept:
+        kept = _state.kept.pop(0)
+        file, line = (kept.file, kept.line) if kept.file else _state.places.get(kept.text, here)
+        _state.places[kept.text] = (file, line)
+        registry = _state.shown.setdefault(file, {})
+        warnings.warn_explicit(kept.text, kept.category, file, line, kept.module or _module_of(file), registry)

@@ -1,0 +1,138 @@
+"""A kernel's warning on the worker is shown to the user as eager shows it, and the program goes on."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+import warnings
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import torch_ltc
+from torch_ltc.config import settings
+from torch_ltc.execute.executor import executor
+
+VALUES = torch.tensor([1 + 2j, 3 + 1j])
+EXPECTED = [2.0, 4.0]
+
+
+def reaches_python() -> bool:
+    """True when PyTorch hands warnings of operators that Python calls to Python; before 2.14 it prints them."""
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("always")
+        torch.ops.aten._to_copy.default(VALUES, dtype=torch.float32)
+    return bool(shown)
+
+
+@pytest.fixture(autouse=True)
+def repeated() -> Iterator[None]:
+    """Warnings that PyTorch shows once a process are shown each time."""
+    before = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)
+    torch_ltc.sync(wait=True)
+    yield
+    torch_ltc.sync(wait=True)
+    torch.set_warn_always(before)
+
+
+def cast(device: str) -> torch.Tensor:
+    return VALUES.to(device).to(torch.float32) + 1
+
+
+def run_compiled() -> torch.Tensor:
+    """The result of a run by TorchScript, not yet read."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(2):
+            cast("ltc").cpu()
+    return cast("ltc")
+
+
+def run_interpreted() -> torch.Tensor:
+    if not reaches_python():
+        pytest.skip("this PyTorch prints warnings of operators that Python calls")
+    return cast("ltc")
+
+
+RUNS = pytest.mark.parametrize("run", [run_compiled, run_interpreted])
+
+
+@RUNS
+def test_a_warning_as_an_error_is_raised_by_the_read_and_the_value_stays(run) -> None:
+    with settings.scope(hot_after=2):
+        result = run()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            with pytest.raises(UserWarning, match="discards the imaginary part"):
+                result.cpu()
+            assert result.tolist() == EXPECTED
+
+
+@RUNS
+def test_a_warning_is_shown_once_for_a_run_at_a_line_of_the_user(run) -> None:
+    with settings.scope(hot_after=2):
+        result = run()
+        with warnings.catch_warnings(record=True) as shown:
+            warnings.simplefilter("always")
+            assert result.tolist() == EXPECTED
+            result.tolist()
+    assert [(one.category, one.filename) for one in shown] == [(UserWarning, __file__)]
+    assert "discards the imaginary part" in str(shown[0].message)
+
+
+def test_the_line_is_that_of_the_call() -> None:
+    result = run_interpreted()
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("always")
+        result.cpu()
+    assert [one.lineno for one in shown] == [cast.__code__.co_firstlineno + 1]
+
+
+def test_a_line_warns_once_where_eager_warns_once() -> None:
+    def count(device: str) -> int:
+        with warnings.catch_warnings(record=True) as shown:
+            warnings.simplefilter("default")
+            for _ in range(4):
+                cast(device).cpu()
+        return len(shown)
+
+    with settings.scope(hot_after=2):
+        assert count("ltc") == count("cpu") == 1
+
+
+def test_each_category_is_kept() -> None:
+    def warn() -> None:
+        for category in (UserWarning, DeprecationWarning, FutureWarning, RuntimeWarning, ResourceWarning):
+            warnings.warn(category.__name__, category, stacklevel=1)
+
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("error")
+        executor.call(warn)
+        assert shown == []
+        warnings.simplefilter("always")
+        executor.show_warnings()
+    kinds = [(str(one.message), one.category.__name__) for one in shown]
+    assert kinds[:4] == [(name, name) for name, _ in kinds[:4]]
+    assert kinds[4] == ("ResourceWarning", "Warning")
+
+
+def test_warnings_of_other_threads_go_their_way() -> None:
+    executor.call(lambda: None)
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("always")
+        executor.call(lambda: None)
+        warnings.warn("here", UserWarning, stacklevel=1)
+        other = threading.Thread(target=lambda: warnings.warn("there", UserWarning, stacklevel=1))
+        other.start()
+        other.join()
+    assert [str(one.message) for one in shown] == ["here", "there"]
+
+
+def test_the_filters_can_be_sent_to_another_process() -> None:
+    with warnings.catch_warnings():
+        executor.call(lambda: None)
+        sent = pickle.loads(pickle.dumps(warnings.filters))
+        assert len(sent) == len(warnings.filters)
+        assert sent[0][1].match("anything") is None

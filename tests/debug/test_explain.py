@@ -24,6 +24,8 @@ from torch_ltc.debug.recording import CompileRow, Explanation, Memory, ProgramRo
 from torch_ltc.errors import LtcError, RecompileError, RecompileWarning
 from torch_ltc.source import UNKNOWN, Source
 
+pytestmark = pytest.mark.blocking_tiers
+
 HERE = Path(__file__).name
 
 

@@ -268,6 +268,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 }
 
 
+@pytest.mark.blocking_tiers
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_training_step_is_one_program_and_compiles_once(name: str) -> None:
     # lesson 13: Adam ran five graphs a step.

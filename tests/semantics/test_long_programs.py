@@ -86,6 +86,8 @@ CHAIN = """
 """
 
 
+# The memory that compiling takes for a while must not fall between two measurements.
+@pytest.mark.blocking_tiers
 @pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="reads the resident memory from /proc")
 def test_a_million_chained_operations_run_on_a_flat_stack_in_flat_memory() -> None:
     # lesson 8, with the default settings.
@@ -97,6 +99,7 @@ def test_a_million_chained_operations_run_on_a_flat_stack_in_flat_memory() -> No
     assert held_bytes == 0
 
 
+@pytest.mark.blocking_tiers
 @pytest.mark.slow
 @pytest.mark.parametrize("bound", [3_000, 200_000])
 def test_a_million_chained_operations_run_with_any_bound(bound: int) -> None:
@@ -162,6 +165,7 @@ def test_long_autograd_chain_runs_backward_and_is_freed_on_a_flat_stack(times: i
     assert int(run_script(script.format(times=times))) == 60_001
 
 
+@pytest.mark.blocking_tiers
 def test_compiled_long_program_gives_the_same() -> None:
     # lesson 8
     settle()

@@ -14,7 +14,7 @@ from tests.semantics.support import assert_same, lazy, observe, repeat
 from torch_ltc import computation
 from torch_ltc.config import settings
 
-pytestmark = pytest.mark.usefixtures("any_fingerprints")
+pytestmark = [pytest.mark.blocking_tiers, pytest.mark.usefixtures("any_fingerprints")]
 
 Binary = Callable[[Tensor, Tensor], Tensor]
 

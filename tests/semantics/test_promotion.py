@@ -20,7 +20,7 @@ from torch_ltc.config import settings
 from torch_ltc.runtime import tiers
 from torch_ltc.runtime.families import families
 
-pytestmark = pytest.mark.usefixtures("nothing_known")
+pytestmark = [pytest.mark.blocking_tiers, pytest.mark.usefixtures("nothing_known")]
 
 
 def generator() -> torch.Generator:

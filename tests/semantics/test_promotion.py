@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import torch_ltc
+from tests.semantics.promotion import Case, compare, floats, results
 from tests.semantics.support import Seen, assert_same, observe
 from tests.support.backends import SymbolicBackend, registered
 from torch_ltc.config import settings
@@ -21,26 +21,6 @@ from torch_ltc.runtime import tiers
 from torch_ltc.runtime.families import families
 
 pytestmark = [pytest.mark.blocking_tiers, pytest.mark.usefixtures("nothing_known")]
-
-
-def generator() -> torch.Generator:
-    return torch.Generator().manual_seed(0)
-
-
-def floats(*size: int) -> Tensor:
-    return torch.randn(*size, generator=generator())
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """A function of some tensors and an integer, what it is given for each integer, and how often it may be
-    compiled."""
-
-    name: str
-    inputs: Callable[[int], Sequence[Tensor]]
-    function: Callable[..., Any]
-    values: tuple[int, ...] = (4, 7, 5, 9, 12)
-    compiles: int = 1
 
 
 def row_sums(x: Tensor, n: int) -> Tensor:
@@ -119,29 +99,6 @@ CASES = (
     Case("pooling", lambda n: [floats(1, 2, n, n)], lambda x, n: F.adaptive_avg_pool2d(x, 2), (4, 8, 12, 16)),
     Case("several sizes", lambda n: [floats(n, 2 * n, 3)], lambda x, n: x.view(2 * n * n, 3).sum(1)),
 )
-
-
-def moved(tensor: Tensor, device: str) -> Tensor:
-    """The tensor on a device, in memory of its own that is laid out as it is."""
-    if tensor.is_contiguous() and not tensor.storage_offset():
-        return tensor.clone().to(device)
-    base = torch.empty(0, dtype=tensor.dtype).set_(tensor.untyped_storage())
-    return base.clone().to(device).as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
-
-
-def results(case: Case, device: str, value: int) -> Any:
-    """What the function gives, and what it leaves in its inputs."""
-    with settings.scope(backend="interpreter"):
-        given = [moved(tensor, device) for tensor in case.inputs(value)]
-        torch_ltc.sync(wait=True)
-    out = case.function(*given, value)
-    torch_ltc.sync(wait=True)
-    return out, given
-
-
-def compare(case: Case, value: int) -> None:
-    """The function gives on the device what it gives in eager."""
-    assert_same(results(case, "ltc", value), results(case, "cpu", value))
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

@@ -9,8 +9,8 @@ import torch
 from torch.nn import functional as F
 
 import torch_ltc
+from tests.semantics.promotion import Case, compare, floats
 from tests.semantics.support import assert_same, observe
-from tests.semantics.test_promotion import Case, compare, floats
 from tests.support.backends import SymbolicBackend, registered
 from torch_ltc.config import settings
 from torch_ltc.errors import BackendWarning

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import torch_ltc
-from tests.semantics.test_random_programs import grow
 from tests.support.backends import FunctionalBackend, record, run_functional
+from tests.support.random_programs import grow
 from torch_ltc.lowering.decompositions import core_aten, only_ours
 from torch_ltc.lowering.functionalize import functionalize
 from torch_ltc.lowering.lower import functional_form

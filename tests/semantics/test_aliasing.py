@@ -15,7 +15,6 @@ PROGRAMS = 200
 
 @pytest.mark.parametrize("read", ["at the end", "in the middle", "every step"])
 def test_random_programs_of_views_and_in_place_calls_equal_eager(read: str) -> None:
-    # lessons 1 and 3
     for seed in range(PROGRAMS):
         run_on_device(seed, read)
 
@@ -23,7 +22,7 @@ def test_random_programs_of_views_and_in_place_calls_equal_eager(read: str) -> N
 @pytest.mark.parametrize("read", ["at the end", "in the middle"])
 @pytest.mark.usefixtures("any_fingerprints")
 def test_compiled_random_programs_equal_eager(read: str) -> None:
-    # lessons 1 and 3: from the second run on the program is compiled.
+    # From the second run on the program is compiled.
     with settings.scope(backend="torchscript"):
         for seed in range(0, PROGRAMS, 6):
             for _ in range(3):

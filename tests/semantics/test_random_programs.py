@@ -33,7 +33,6 @@ def with_gradients(seed: int, device: str, read: bool) -> Any:
 
 @pytest.mark.parametrize("read", [False, True])
 def test_gradients_of_random_programs_equal_eager(read: bool) -> None:
-    # lessons 1, 2 and 3
     refused = 0
     for seed in range(80):
         expected = with_gradients(seed, "cpu", read)
@@ -95,7 +94,6 @@ def outcomes(seed: int, backend: str) -> list[object]:
 
 
 def test_random_failing_programs_leave_the_same_on_both_backends() -> None:
-    # lesson 11
     failed = 0
     for seed in range(60):
         interpreted = outcomes(seed, "interpreter")
@@ -107,7 +105,6 @@ def test_random_failing_programs_leave_the_same_on_both_backends() -> None:
 @pytest.mark.parametrize("bound", [1, 3, 8])
 @pytest.mark.parametrize("tree_bound", [40, 1_000_000])
 def test_random_programs_cut_at_any_place_equal_eager(bound: int, tree_bound: int) -> None:
-    # lessons 1 and 3
     with settings.scope(pending_bound=bound, tree_bound=tree_bound):
         for seed in range(25):
             for _ in range(2):

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("no_fallback")
 
 
 def test_contiguous_of_a_transpose_is_a_copy() -> None:
-    # lesson 3: x.t().contiguous() must not alias x.
+    # x.t().contiguous() must not alias x.
     x = lazy(torch.arange(6.0).view(2, 3))
     copy = x.t().contiguous()
     assert copy.stride() == (2, 1)
@@ -33,7 +33,6 @@ def test_contiguous_of_a_contiguous_tensor_is_the_tensor() -> None:
 
 
 def test_channels_last_is_kept() -> None:
-    # lesson 3
     def forward(device: str) -> list[Tensor]:
         x = torch.randn(2, 4, 5, 6).to(device, memory_format=torch.channels_last)
         weight = torch.randn(8, 4, 3, 3).to(device).to(memory_format=torch.channels_last)
@@ -49,7 +48,6 @@ def test_channels_last_is_kept() -> None:
 
 
 def test_channels_last_survives_the_way_to_the_device_and_back() -> None:
-    # lesson 3
     x = torch.randn(2, 3, 4, 5).contiguous(memory_format=torch.channels_last)
     moved = x.to("ltc")
     assert moved.stride() == x.stride()
@@ -73,7 +71,6 @@ def test_channels_last_survives_the_way_to_the_device_and_back() -> None:
     ids=lambda view: None,
 )
 def test_an_invalid_view_raises_as_in_eager(view: Callable[[Tensor], Tensor]) -> None:
-    # lesson 3
     with pytest.raises((RuntimeError, IndexError)) as eager:
         view(torch.zeros(2, 3))
     x = lazy(torch.zeros(2, 3))
@@ -95,7 +92,7 @@ def test_an_invalid_view_raises_as_in_eager(view: Callable[[Tensor], Tensor]) ->
     ids=["add_", "mul_", "copy_", "out", "unfold"],
 )
 def test_writing_to_memory_that_overlaps_itself_raises_as_in_eager(write: Callable[[Tensor], Tensor]) -> None:
-    # lesson 3: x.expand(3).add_(1)
+    # x.expand(3).add_(1)
     message = None
     try:
         write(torch.zeros(1))
@@ -117,7 +114,6 @@ def test_writing_to_memory_that_overlaps_itself_raises_as_in_eager(write: Callab
 def test_an_in_place_call_on_partially_overlapping_operands_raises_as_in_eager(
     overlap: Callable[[Tensor], tuple[Tensor, Tensor]],
 ) -> None:
-    # lesson 3
     for device in ("cpu", "ltc"):
         x = torch.arange(6.0, device=device)
         target, source = overlap(x)
@@ -164,7 +160,7 @@ GEOMETRIES: dict[str, Callable[[Tensor], Any]] = {
 @pytest.mark.parametrize("name", GEOMETRIES)
 @pytest.mark.usefixtures("backend")
 def test_view_has_the_geometry_and_the_memory_of_eagers(name: str) -> None:
-    # lesson 3: sizes, strides, offset; what is written to the base is seen in the view, or not, as in eager.
+    # Sizes, strides, offset; what is written to the base is seen in the view, or not, as in eager.
     def look(device: str) -> Any:
         base = torch.arange(24.0).view(4, 6).to(device)
         found = GEOMETRIES[name](base)
@@ -181,7 +177,6 @@ def test_view_has_the_geometry_and_the_memory_of_eagers(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in GEOMETRIES if "overlapping" not in name])
 @pytest.mark.usefixtures("backend")
 def test_writing_through_a_view_changes_its_base_as_in_eager(name: str) -> None:
-    # lesson 3
     def write(device: str) -> Any:
         base = torch.arange(24.0).view(4, 6).to(device)
         found = GEOMETRIES[name](base)
@@ -312,7 +307,7 @@ def test_data_assignment_changes_what_a_tensor_looks_at() -> None:
 
 
 def test_a_chain_of_views_costs_the_same_for_each_view() -> None:
-    # lesson 17 in part: view chains are linear, in instructions and in time.
+    # View chains are linear, in instructions and in time.
     def chain(length: int) -> int:
         x = torch.arange(6.0, device="ltc")
         torch_ltc.sync(wait=True)

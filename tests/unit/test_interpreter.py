@@ -81,7 +81,6 @@ def test_duplicate_and_unused_outputs(either: Backend) -> None:
 
 
 def test_failing_call_loses_what_depends_on_it_and_nothing_else() -> None:
-    # lesson 11
     program = record(
         lambda x, index: (x + 1, F.embedding(index, x), F.embedding(index, x).sum() + x, x * 3),
         torch.zeros(2, 2),
@@ -99,7 +98,6 @@ def test_failing_call_loses_what_depends_on_it_and_nothing_else() -> None:
 
 
 def test_lost_inputs_lose_their_dependents_without_a_new_failure() -> None:
-    # lesson 11
     program = record(lambda x, y: (x + 1, y + 1), torch.zeros(2), torch.zeros(2))
     lost = PoisonedTensorError("gone")
     outcome = run(InterpreterBackend(), program, lost, torch.zeros(2), scalars=(1, 1))

@@ -354,7 +354,7 @@ def test_compiled_programs_are_bounded_and_compiled_again_when_needed() -> None:
 
 
 @pytest.mark.blocking_tiers
-def test_a_program_becomes_hot_at_the_sight_that_the_setting_names() -> None:
+def test_a_program_becomes_hot_at_the_execution_that_the_setting_names() -> None:
     ir_cache.reset()
 
     def step() -> None:

@@ -170,7 +170,7 @@ def test_sizes_zero_and_one_are_right_and_compiled_by_themselves_when_they_come_
         assert len(again.compiles) == 1
 
 
-def test_a_family_that_begins_with_one_is_shared_all_the_same(sharing: str) -> None:
+def test_a_specialization_that_begins_with_one_is_shared_all_the_same(sharing: str) -> None:
     case = Case("size", lambda n: [floats(n, 3)], lambda x, n: x.exp() + x.sum(0))
     with observe() as seen:
         for size in (1, 5, 6, 7, 8, 1):
@@ -396,7 +396,7 @@ def test_programs_with_other_operators_or_dtypes_share_nothing(sharing: str) -> 
     assert run(torch.float32, torch.sin, 7).runs[-1].backend == sharing
 
 
-def test_a_family_is_forgotten_with_its_programs(sharing: str) -> None:
+def test_a_specialization_is_evicted_with_its_programs(sharing: str) -> None:
     case = Case("size", lambda n: [floats(n, 3)], row_sums)
     for value in (4, 5, 6):
         compare(case, value)

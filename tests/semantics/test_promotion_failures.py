@@ -70,7 +70,7 @@ def test_a_wrong_index_in_a_shared_program_is_reported_as_ever(sharing: str) -> 
     assert_same(F.embedding(index, weight).exp().cpu(), F.embedding(index.cpu(), weight.cpu()).exp())
 
 
-def test_a_family_that_never_settles_goes_to_the_interpreter_with_one_warning() -> None:
+def test_a_specialization_that_never_settles_goes_to_the_interpreter_with_one_warning() -> None:
     class Narrow(SymbolicBackend):
         name = "narrow"
 

@@ -122,7 +122,7 @@ def test_an_in_place_call_on_partially_overlapping_operands_raises_as_in_eager(
         assert x.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
 
 
-GEOMETRIES: dict[str, Callable[[Tensor], Any]] = {
+VIEWS: dict[str, Callable[[Tensor], Any]] = {
     "as_strided": lambda x: x.as_strided((3, 2), (1, 4), 1),
     "as_strided overlapping": lambda x: x.as_strided((4, 3), (1, 1)),
     "transpose": lambda x: x.transpose(0, 1),
@@ -157,29 +157,29 @@ GEOMETRIES: dict[str, Callable[[Tensor], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", GEOMETRIES)
+@pytest.mark.parametrize("name", VIEWS)
 @pytest.mark.usefixtures("backend")
-def test_view_has_the_geometry_and_the_memory_of_eagers(name: str) -> None:
+def test_view_has_the_shape_and_the_memory_of_eagers(name: str) -> None:
     # Sizes, strides, offset; what is written to the base is seen in the view, or not, as in eager.
     def look(device: str) -> Any:
         base = torch.arange(24.0).view(4, 6).to(device)
-        found = GEOMETRIES[name](base)
+        found = VIEWS[name](base)
         views = list(found) if isinstance(found, (tuple, list)) else [found]
-        geometry = [(tuple(v.size()), v.stride(), v.storage_offset(), v.is_conj(), v.is_neg()) for v in views]
+        shapes = [(tuple(v.size()), v.stride(), v.storage_offset(), v.is_conj(), v.is_neg()) for v in views]
         before = [v.clone() for v in views]
         base.mul_(-3)
-        return geometry, before, views, base
+        return shapes, before, views, base
 
     for _ in range(3):
         assert_like_eager(look)
 
 
-@pytest.mark.parametrize("name", [name for name in GEOMETRIES if "overlapping" not in name])
+@pytest.mark.parametrize("name", [name for name in VIEWS if "overlapping" not in name])
 @pytest.mark.usefixtures("backend")
 def test_writing_through_a_view_changes_its_base_as_in_eager(name: str) -> None:
     def write(device: str) -> Any:
         base = torch.arange(24.0).view(4, 6).to(device)
-        found = GEOMETRIES[name](base)
+        found = VIEWS[name](base)
         for view in found if isinstance(found, (tuple, list)) else [found]:
             if 0 not in view.stride() and name != "unfold":
                 view.add_(1)

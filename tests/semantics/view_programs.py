@@ -141,7 +141,7 @@ def grow(seed: int) -> tuple[list[Step], list[Tensor], dict[int, list[Tensor]]]:
 
 
 def compare(ours: list[Tensor], theirs: list[Tensor], what: str) -> None:
-    """Every tensor of the pool, values and geometry."""
+    """Every tensor of the pool, values and shapes."""
     assert len(ours) == len(theirs)
     read = [tensor.cpu() for tensor in ours]
     torch.testing.assert_close(read, theirs, rtol=0, atol=0, equal_nan=True, msg=lambda text: f"{what}: {text}")

@@ -31,7 +31,7 @@ def nothing_pending() -> Iterator[None]:
 
 
 def record(function: Callable[..., object], *inputs: Tensor) -> Program:
-    """The program that the function records on inputs of these geometries, and its numbers."""
+    """The program that the function records on inputs of these shapes, and its numbers."""
     moved = [value.to("ltc") for value in inputs]
     torch_ltc.sync(wait=True)
     out = function(*moved)

@@ -471,7 +471,7 @@ def test_calls_keep_their_lines() -> None:
 
 
 def symbolic(program: Program, *geometries: Geometry) -> Program:
-    """The program with these geometries of its first values, which look alike in the program that is compiled."""
+    """The program with these shapes of its first values, which look alike in the program that is compiled."""
     symbols = (Symbol("s0", 3, True), Symbol("s1", 3, True))
     return replace(program, symbols=symbols, geometry=dict(enumerate(geometries)))
 

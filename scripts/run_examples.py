@@ -39,6 +39,9 @@ VARYING = (
     (re.compile(r"\b[\d,]+(\.\d+)? ?(us|ms|s|ns|B|KB|MB|GB|KiB|MiB|GiB)\b"), "# s"),
     (re.compile(r"\b\d+(\.\d+)? ?%"), "# %"),
     (re.compile(r"(?<=_seconds_sum ).*|(?<=quantile=\"0\.\d\"} ).*"), "#"),
+    # The last digits of results, and with them the tolerance, differ from processor to processor.
+    (re.compile(r"\b(\d+\.\d{4})\d+\b"), r"\1"),
+    (re.compile(r"\(allowed: [^)]*\)"), "(allowed: #)"),
     (re.compile(r" +"), " "),
 )
 

@@ -35,7 +35,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 
 def made(seen: list[Any]) -> tuple[list[bool], int]:
-    """For each compilation whether it was elsewhere, and the number of programs loaded."""
+    """For each compilation whether it was out of process, and the number of programs loaded."""
     compiled = [event.out_of_process for event in seen if isinstance(event, events.CompileEvent)]
     return compiled, sum(isinstance(event, events.LoadEvent) for event in seen)
 
@@ -59,7 +59,7 @@ def train(device: str, steps: int = 4) -> tuple[list[float], torch.Tensor]:
     return losses, next(model.parameters()).detach().cpu()
 
 
-def test_training_is_compiled_elsewhere_and_loaded_the_next_time(folder: Path) -> None:
+def test_training_is_compiled_out_of_process_and_loaded_the_next_time(folder: Path) -> None:
     losses, weight = train("cpu", 6)
     for again in (False, True):
         with seen_events() as seen:

@@ -90,10 +90,10 @@ def test_results_lie_in_memory_as_recorded() -> None:
     made = dict(zip(program.results, function(images, weight), strict=True))
     assert [made[number].stride() for number in program.outputs] == [specs[number].stride for number in program.outputs]
     for number, expected in zip(program.outputs, layouts(images, weight), strict=True):
-        torch.testing.assert_close(made[number].as_strided_(*_geometry(expected)), expected, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(made[number].as_strided_(*_shape(expected)), expected, rtol=1e-5, atol=1e-5)
 
 
-def _geometry(tensor: Tensor) -> tuple[Any, ...]:
+def _shape(tensor: Tensor) -> tuple[Any, ...]:
     return tensor.size(), tensor.stride()
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from PIL import Image
 from playwright.sync_api import sync_playwright
 
-from tests.browser.conftest import FLAGS, ROOT, chromium_path
+from tests.browser.chromium import FLAGS, ROOT, chromium_path
 
 WIDTH, HEIGHT = 1360, 1460
 COLOURS = 160

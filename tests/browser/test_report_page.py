@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.browser.conftest import SCRIPTS, Opened
-from tests.browser.made import made_findings, made_recording
+from tests.browser.chromium import SCRIPTS, Opened
+from tests.support.made_recordings import made_findings, made_recording
 from torch_ltc.debug.recording import Memory
 from torch_ltc.debug.report import Report, write_report
 

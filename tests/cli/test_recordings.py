@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import make_recording
 from torch_ltc.cli import doctor
 from torch_ltc.cli.main import main
 from torch_ltc.cli.recordings import last_run, read_recording, write_recording
@@ -155,10 +154,10 @@ def test_dump_show_of_all_programs_and_as_data(saved: str, recording: Recording,
     assert [row["identity"] for row in json.loads(capsys.readouterr().out)] == [2]
 
 
-def test_a_text_that_was_not_kept_is_said_so(tmp_path: Path, capsys: Printed) -> None:
-    made = make_recording()
+def test_a_text_that_was_not_kept_is_said_so(recording: Recording, tmp_path: Path, capsys: Printed) -> None:
     path = tmp_path / "run.json"
-    path.write_text(replace(made, programs=tuple(replace(row, lines=()) for row in made.programs)).to_json())
+    rows = tuple(replace(row, lines=()) for row in recording.programs)
+    path.write_text(replace(recording, programs=rows).to_json())
     assert main(["dump", "show", str(path), "1"]) == 0
     assert capsys.readouterr().out == "program 1: 2 calls, synced at train.py:12 train\nits text was not kept\n"
     assert main(["dump", "diff", str(path), "1", "2"]) == 2

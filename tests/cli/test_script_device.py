@@ -55,7 +55,7 @@ def test_patches_come_off_in_the_other_order() -> None:
 
 
 @pytest.mark.usefixtures("on_device")
-def test_tensors_are_made_on_the_device_unless_they_are_said_to_be_elsewhere() -> None:
+def test_tensors_are_made_on_the_device_unless_they_are_given_another_device() -> None:
     array = np.ones(3, dtype=np.float32)
     made = [torch.ones(2), torch.tensor([1]), torch.from_numpy(array), torch.Tensor([1.0]), torch.Tensor(2, 3)]
     made += [

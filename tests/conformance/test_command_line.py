@@ -61,7 +61,7 @@ def run_python(*arguments: str, cwd: Path, path: str = "") -> subprocess.Complet
 
 
 @pytest.mark.parametrize("backend", ["interpreter", "torchscript"])
-def test_the_quick_form_passes_on_the_backends_in_the_box(backend: str, capsys: Printed) -> None:
+def test_the_quick_form_passes_on_the_built_in_backends(backend: str, capsys: Printed) -> None:
     status = main(["conformance", backend, "--quick", "--strict"])
     text = capsys.readouterr().out
     assert status == 0, text

@@ -24,6 +24,8 @@ from torch_ltc.debug.recording import CompileRow, Explanation, Memory, ProgramRo
 from torch_ltc.errors import LtcError, RecompileError, RecompileWarning
 from torch_ltc.source import UNKNOWN, Source
 
+pytestmark = pytest.mark.blocking_tiers
+
 HERE = Path(__file__).name
 
 
@@ -223,12 +225,12 @@ def test_making_the_parameters_is_not_taken_for_training() -> None:
 def test_the_same_operation_of_another_line_is_another_operation() -> None:
     x = torch.ones(2, 3).to("ltc")
     makers = [lambda: x.sin().reshape(6)]
-    makers.append(lambda: x.sin().reshape(3, 2))  # elsewhere
+    makers.append(lambda: x.sin().reshape(3, 2))  # other line
     for maker in (makers[0], makers[0], makers[1]):
         (maker() * 3).exp().sum().item()
     explanation = newest()
     assert explanation.cause == "operation"
-    assert explanation.source.line == marked(__file__, "elsewhere")
+    assert explanation.source.line == marked(__file__, "other line")
 
 
 def test_a_program_that_reaches_the_bound_says_so() -> None:

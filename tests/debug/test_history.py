@@ -21,6 +21,8 @@ from torch_ltc.errors import RecordingError
 from torch_ltc.events import ExecuteEvent, FallbackEvent, ReadEvent, SyncEvent, SyncReason, UploadEvent
 from torch_ltc.source import Source
 
+pytestmark = pytest.mark.blocking_tiers
+
 
 def train(steps: int, sizes: tuple[int, ...] = (4,)) -> None:
     net = nn.Linear(3, 2).to("ltc")

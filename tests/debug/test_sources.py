@@ -129,11 +129,11 @@ def test_a_call_that_needs_no_gradient_is_not_taken_for_the_forward_call() -> No
 def test_what_ran_eagerly_does_not_lend_its_gradient_to_the_next_call() -> None:
     x = torch.ones(3, device="ltc", requires_grad=True)
     chosen = x[x > 0]
-    torch.ones(3).to("ltc").sin()  # stranger
+    torch.ones(3).to("ltc").sin()  # independent
     chosen.sum().backward()
     found = [call.source.forward for call in pending() if call.source.forward is not None]
     assert found
-    assert all(one.line != marked(__file__, "stranger") for one in found)
+    assert all(one.line != marked(__file__, "independent") for one in found)
 
 
 def test_only_so_many_nodes_of_a_pass_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -205,7 +205,7 @@ def test_the_convnet_trains_in_numpy_with_the_losses_of_eager(module: ModuleType
     assert len(backward) == 2 * len(pools[:-1])
 
 
-GEOMETRIES = [
+CONVOLUTIONS = [
     {"kernel_size": 3},
     {"kernel_size": 3, "stride": 2, "padding": 1},
     {"kernel_size": (2, 3), "stride": (1, 2), "padding": (1, 0)},
@@ -230,10 +230,10 @@ def compare(module: nn.Module, x: torch.Tensor) -> None:
             torch.testing.assert_close(ours.cpu(), theirs, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
-def test_convolutions_of_all_plain_kinds(geometry: dict[str, Any], module: ModuleType) -> None:
+@pytest.mark.parametrize("options", CONVOLUTIONS, ids=str)
+def test_convolutions_of_all_plain_kinds(options: dict[str, Any], module: ModuleType) -> None:
     calls = counted(module, torch.ops.aten.convolution.default)
-    compare(nn.Conv2d(2, 4, **geometry), torch.rand(3, 2, 7, 9))
+    compare(nn.Conv2d(2, 4, **options), torch.rand(3, 2, 7, 9))
     assert len(calls) == 2
 
 

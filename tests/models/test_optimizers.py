@@ -100,6 +100,7 @@ def test_torchscript_training_equals_eager_within_rounding(case: Case) -> None:
     training.assert_torchscript_close(case)
 
 
+@pytest.mark.blocking_session
 @pytest.mark.parametrize("case", ONE_PROGRAM_CASES, ids=identify)
 def test_steady_step_is_one_program_compiled_once(case: Case) -> None:
     training.assert_one_program_per_step(case, "torchscript")

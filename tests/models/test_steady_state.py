@@ -16,6 +16,8 @@ import torch_ltc
 from torch_ltc.config import settings
 from torch_ltc.program.tree import Node
 
+pytestmark = pytest.mark.blocking_tiers
+
 SETTLED_STEP = 20
 LAST_STEP = 500
 SAMPLES = (SETTLED_STEP, 140, 260, 380, LAST_STEP)

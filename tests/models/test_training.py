@@ -30,6 +30,7 @@ def test_steady_step_is_one_program(case: Case, backend: str) -> None:
     training.assert_one_program_per_step(case, backend)
 
 
+@pytest.mark.blocking_session
 @each_case
 def test_compiles_stop_after_the_third_step(case: Case) -> None:
     training.assert_compiles_stop(case)

@@ -22,8 +22,8 @@ from torch_ltc import events
 from torch_ltc.config import settings
 
 STEPS = 5
-# Steps are counted from 0. The first creates the optimizer's state; the second is the first sight of the program that
-# every later step repeats, and the third, its second sight, compiles it: from here on every step is the same program.
+# Steps are counted from 0. The first creates the optimizer's state; the second is the first execution of the program
+# that every later step repeats, and the third, its second execution, compiles it: from here on every step is the same.
 FIRST_STEADY_STEP = 2
 FIRST_STEP_WITHOUT_COMPILE = 3
 

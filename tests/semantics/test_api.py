@@ -329,6 +329,7 @@ def test_pruning_drops_the_least_recently_used_programs_first() -> None:
     ir_cache.reset()
 
 
+@pytest.mark.blocking_tiers
 def test_compiled_programs_are_bounded_and_compiled_again_when_needed() -> None:
     ir_cache.reset()
 
@@ -352,7 +353,8 @@ def test_compiled_programs_are_bounded_and_compiled_again_when_needed() -> None:
     ir_cache.reset()
 
 
-def test_a_program_becomes_hot_at_the_sight_that_the_setting_names() -> None:
+@pytest.mark.blocking_tiers
+def test_a_program_becomes_hot_at_the_execution_that_the_setting_names() -> None:
     ir_cache.reset()
 
     def step() -> None:

@@ -26,7 +26,7 @@ def held_back() -> torch.Tensor:
 
 @pytest.mark.usefixtures("backend")
 def test_mark_step_returns_before_the_work_is_done() -> None:
-    # lesson 15: were it to block, the gate would never open and the operator would fail.
+    # Were it to block, the gate would never open and the operator would fail.
     for _ in range(3):
         with probe.closed():
             x = gated(torch.ones(2, device="ltc"))
@@ -40,7 +40,6 @@ def test_mark_step_returns_before_the_work_is_done() -> None:
 
 
 def test_recording_goes_on_while_a_program_runs() -> None:
-    # lesson 15
     with probe.closed():
         x = held_back()
         for _ in range(100):
@@ -54,7 +53,6 @@ def test_recording_goes_on_while_a_program_runs() -> None:
 
 
 def test_optimizer_step_does_not_wait() -> None:
-    # lesson 15
     model = nn.Linear(2, 1).to("ltc")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with probe.closed():
@@ -72,7 +70,6 @@ def test_optimizer_step_does_not_wait() -> None:
 
 
 def test_sync_with_wait_returns_when_the_work_is_done() -> None:
-    # lesson 15
     for wait in (lambda: torch_ltc.sync(wait=True), torch.ltc.synchronize, torch_ltc.wait_device_ops):
         counted(torch.ones(2, device="ltc"))
         before = probe.runs
@@ -83,7 +80,6 @@ def test_sync_with_wait_returns_when_the_work_is_done() -> None:
 
 
 def test_waiting_waits() -> None:
-    # lesson 15
     with probe.closed():
         held_back()
         done = threading.Event()
@@ -101,7 +97,6 @@ def test_waiting_waits() -> None:
 
 
 def test_a_read_waits_for_the_program_that_computes_it() -> None:
-    # lesson 15
     with probe.closed():
         x = held_back()
         values: list[list[float]] = []
@@ -115,7 +110,7 @@ def test_a_read_waits_for_the_program_that_computes_it() -> None:
 
 
 def test_a_read_cuts_the_pending_program_only_when_it_needs_it() -> None:
-    # lesson 15: what was computed before is read without running what is pending.
+    # What was computed before is read without running what is pending.
     done = torch.ones(2, device="ltc") * 3
     torch_ltc.sync(wait=True)
     pending = counted(torch.ones(2, device="ltc"))
@@ -126,7 +121,7 @@ def test_a_read_cuts_the_pending_program_only_when_it_needs_it() -> None:
 
 
 def test_a_read_does_not_wait_for_work_that_it_does_not_need() -> None:
-    # lesson 15: the value was there before the work that is running now began.
+    # The value was there before the work that is running now began.
     done = torch.ones(2, device="ltc") * 3
     torch_ltc.sync(wait=True)
     with probe.closed():
@@ -141,7 +136,6 @@ def test_a_read_does_not_wait_for_work_that_it_does_not_need() -> None:
 
 
 def test_a_read_sees_in_place_updates_that_are_queued_before_it() -> None:
-    # lesson 15
     value = torch.ones(2, device="ltc") * 3
     torch_ltc.sync(wait=True)
     with probe.closed():
@@ -159,7 +153,6 @@ def test_a_read_sees_in_place_updates_that_are_queued_before_it() -> None:
 
 
 def test_uploads_do_not_wait_for_running_work() -> None:
-    # lesson 15
     with probe.closed():
         blocked = held_back()
         x = torch.arange(3.0).to("ltc")
@@ -169,7 +162,6 @@ def test_uploads_do_not_wait_for_running_work() -> None:
 
 
 def test_the_queue_is_bounded_and_sync_waits_at_its_bound() -> None:
-    # lesson 15
     with settings.scope(queue_bound=2), probe.closed():
         blocked = held_back()
         queued = torch.ones(1, device="ltc") + 1
@@ -192,7 +184,6 @@ def test_the_queue_is_bounded_and_sync_waits_at_its_bound() -> None:
 
 
 def test_what_is_queued_runs_in_order() -> None:
-    # lesson 15
     x = lazy(torch.zeros(1))
     with probe.closed():
         held_back()
@@ -204,7 +195,6 @@ def test_what_is_queued_runs_in_order() -> None:
 
 
 def test_an_error_of_queued_work_is_raised_by_the_next_sync_or_read() -> None:
-    # lessons 11 and 15
     with probe.closed():
         held_back()
         rows = nn.functional.embedding(lazy(torch.tensor([9])), torch.ones(3, 2, device="ltc"))
@@ -229,7 +219,7 @@ def test_settings_of_the_callers_thread_do_not_leak_into_the_worker() -> None:
 
 
 def test_the_program_runs_on_the_backend_that_was_chosen_when_it_was_synced() -> None:
-    # lesson 15: a scope that has been left when the work runs still counts for what was synced in it.
+    # A scope that has been left when the work runs still counts for what was synced in it.
     kept = []
     with observe() as seen:
         with probe.closed():

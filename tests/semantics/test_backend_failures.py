@@ -35,7 +35,7 @@ from torch_ltc.errors import (
 from torch_ltc.lowering.interface import Form
 from torch_ltc.program.instruction import Program
 
-pytestmark = pytest.mark.usefixtures("same_backend_afterwards")
+pytestmark = [pytest.mark.blocking_tiers, pytest.mark.usefixtures("same_backend_afterwards")]
 
 
 # ---- failures while running

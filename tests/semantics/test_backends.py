@@ -37,7 +37,7 @@ from torch_ltc.lowering.interface import Form
 from torch_ltc.lowering.registry import registry
 from torch_ltc.program.instruction import Program
 
-pytestmark = pytest.mark.usefixtures("same_backend_afterwards")
+pytestmark = [pytest.mark.blocking_tiers, pytest.mark.usefixtures("same_backend_afterwards")]
 DEFAULT = settings.backend
 
 

@@ -153,7 +153,6 @@ CALLS: dict[str, Call] = {
 
 
 def test_the_list_holds_the_operators_that_a_lazy_device_is_known_to_miss() -> None:
-    # lesson 13
     assert len(CALLS) >= 60
     assert {
         "sin",
@@ -171,7 +170,7 @@ def test_the_list_holds_the_operators_that_a_lazy_device_is_known_to_miss() -> N
 
 @pytest.mark.parametrize("name", CALLS)
 def test_operator_is_recorded_and_equals_eager(name: str) -> None:
-    # lesson 13: no fallback for an operator with a static result shape; one program for all of it.
+    # No fallback for an operator with a static result shape; one program for all of it.
     x = torch.linspace(-1.5, 1.5, 12).view(3, 4)
     expected = CALLS[name](x)
     moved = lazy(x)
@@ -185,7 +184,6 @@ def test_operator_is_recorded_and_equals_eager(name: str) -> None:
 
 
 def test_split_chunk_unbind_and_iteration_give_views_with_gradients() -> None:
-    # lesson 13
     def compute(device: str) -> list[Tensor]:
         x = torch.arange(12.0, device=device).view(3, 4).requires_grad_()
         pieces = [*x.split([1, 2]), *x.chunk(2, 1), *x.unbind(0), *x, *x.tensor_split(2)]
@@ -197,7 +195,6 @@ def test_split_chunk_unbind_and_iteration_give_views_with_gradients() -> None:
 
 
 def test_iterating_unpacking_and_len_work() -> None:
-    # lesson 13
     x = torch.arange(6.0, device="ltc").view(2, 3)
     first, second = x
     assert second.tolist() == [3.0, 4.0, 5.0]
@@ -223,7 +220,6 @@ RECURRENT: dict[str, Callable[[], nn.Module]] = {
 @pytest.mark.parametrize("name", RECURRENT)
 @pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
 def test_recurrent_layer_trains_as_on_the_cpu(name: str) -> None:
-    # lesson 13
     def train(device: str) -> list[Tensor]:
         torch.manual_seed(0)
         model = RECURRENT[name]().to(device)
@@ -237,7 +233,6 @@ def test_recurrent_layer_trains_as_on_the_cpu(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["LSTMCell", "GRUCell", "RNNCell"])
 def test_recurrent_cell_equals_eager(name: str) -> None:
-    # lesson 13
     def run(device: str) -> Any:
         torch.manual_seed(0)
         cell = getattr(nn, name)(3, 4).to(device)
@@ -247,7 +242,7 @@ def test_recurrent_cell_equals_eager(name: str) -> None:
 
 
 def test_packed_sequences_equal_eager() -> None:
-    # lesson 13; packing reads the lengths.
+    # Packing reads the lengths.
     def run(device: str) -> Any:
         torch.manual_seed(0)
         model = nn.LSTM(3, 4, batch_first=True).to(device)
@@ -272,9 +267,10 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 }
 
 
+@pytest.mark.blocking_tiers
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_training_step_is_one_program_and_compiles_once(name: str) -> None:
-    # lesson 13: Adam ran five graphs a step.
+    # The original runs five graphs a step for Adam.
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).to("ltc")
     optimizer = OPTIMIZERS[name](model.parameters())

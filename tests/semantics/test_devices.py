@@ -36,7 +36,7 @@ DTYPES = [
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_tensors_without_dimensions_of_every_dtype_move_read_and_convert(dtype: torch.dtype) -> None:
-    # lesson 12: float8 tensors without dimensions.
+    # float8 tensors without dimensions.
     value = torch.tensor(1.0).to(dtype)
     moved = value.to("ltc")
     assert moved.dtype is dtype
@@ -53,7 +53,6 @@ def test_tensors_without_dimensions_of_every_dtype_move_read_and_convert(dtype: 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
 def test_float8_vectors_behave_as_on_the_cpu(dtype: torch.dtype) -> None:
-    # lesson 12
     values = torch.linspace(-3, 3, 7)
     assert_same(values.to("ltc").to(dtype).float(), values.to(dtype).float())
     assert_same(values.to(dtype).to("ltc").clone().view(torch.uint8), values.to(dtype).view(torch.uint8))
@@ -75,7 +74,7 @@ def test_float8_vectors_behave_as_on_the_cpu(dtype: torch.dtype) -> None:
     ids=["to", "from ltc", "ones", "empty", "randn", "arange", "module", "set_device", "synchronize"],
 )
 def test_another_ordinal_is_refused_by_its_name(ask: Callable[[], object]) -> None:
-    # lesson 12: to("lazy:1") failed with "cpu:1".
+    # In the original, to("lazy:1") fails with "cpu:1".
     with pytest.raises(
         DeviceMismatchError, match=r"there is no device .*(ltc:[13]|1).*: torch_ltc has one device, ltc:0"
     ):
@@ -104,7 +103,7 @@ MIXES: dict[str, Callable[[Tensor, Tensor], object]] = {
 
 @pytest.mark.parametrize("name", MIXES)
 def test_mixing_devices_raises_and_names_both(name: str) -> None:
-    # lesson 12: wrong devices must not mix silently.
+    # Wrong devices must not mix silently.
     ours, cpu = torch.ones(2, 2, device="ltc"), torch.ones(2, 2)
     with pytest.raises(RuntimeError, match=r"(?s)(ltc.*cpu|cpu.*ltc)"):
         result = MIXES[name](ours, cpu)
@@ -114,7 +113,6 @@ def test_mixing_devices_raises_and_names_both(name: str) -> None:
 
 
 def test_cpu_tensors_without_dimensions_and_cpu_indices_may_mix_as_on_other_devices() -> None:
-    # lesson 12
     x = lazy(torch.arange(6.0).view(2, 3))
     scale = torch.tensor(2.0)
     doubled = x * scale

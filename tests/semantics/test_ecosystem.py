@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("no_fallback")
 @pytest.mark.parametrize("use_reentrant", [True, False])
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 def test_checkpoint_gives_the_gradients_of_eager(use_reentrant: bool, dropout: float) -> None:
-    # lesson 14: with dropout, the second forward draws the numbers of the first.
+    # With dropout, the second forward draws the numbers of the first.
     def compute(device: str) -> list[Tensor]:
         torch.manual_seed(0)
         block = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Dropout(dropout), nn.Linear(8, 4)).to(device)
@@ -39,7 +39,6 @@ def test_checkpoint_gives_the_gradients_of_eager(use_reentrant: bool, dropout: f
 
 
 def test_checkpoint_sequential() -> None:
-    # lesson 14
     def compute(device: str) -> list[Tensor]:
         torch.manual_seed(0)
         model = nn.Sequential(*[nn.Linear(4, 4) for _ in range(4)]).to(device)
@@ -72,7 +71,7 @@ OPTIMIZERS: dict[str, Callable[[Any, str], torch.optim.Optimizer]] = {
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_optimizer_updates_as_on_the_cpu(name: str) -> None:
-    # lesson 14: fused and capturable optimizers.
+    # Fused and capturable optimizers.
     def train(device: str) -> list[Tensor]:
         torch.manual_seed(0)
         model = nn.Linear(4, 3).to(device)
@@ -111,7 +110,6 @@ def test_gradient_clipping_and_schedulers() -> None:
 
 
 def test_fake_tensors_of_the_device_record_nothing() -> None:
-    # lesson 14: FakeTensorMode
     with observe() as seen, FakeTensorMode() as mode:
         x = torch.empty(3, 4, device="ltc")
         assert isinstance(x, FakeTensor)
@@ -138,7 +136,6 @@ def fresh_dynamo() -> Iterator[None]:
 @pytest.mark.parametrize("compiler", ["eager", "aot_eager"])
 @pytest.mark.usefixtures("fresh_dynamo")
 def test_torch_compile_runs_on_the_device(compiler: str) -> None:
-    # lesson 14
     def compute(device: str) -> list[Tensor]:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).to(device)
@@ -154,7 +151,6 @@ def test_torch_compile_runs_on_the_device(compiler: str) -> None:
 @pytest.mark.parametrize("compiler", ["eager", "aot_eager"])
 @pytest.mark.usefixtures("fresh_dynamo")
 def test_torch_compile_with_in_place_calls_and_views(compiler: str) -> None:
-    # lesson 14
     def function(x: Tensor, y: Tensor) -> Tensor:
         x.add_(1)
         z = x[1:].t() * y
@@ -170,7 +166,6 @@ def test_torch_compile_with_in_place_calls_and_views(compiler: str) -> None:
 
 
 def test_default_device_makes_tensors_and_modules_there() -> None:
-    # lesson 14: set_default_device
     torch.set_default_device("ltc")
     try:
         assert torch.ones(2).device.type == "ltc"
@@ -188,7 +183,6 @@ def test_default_device_makes_tensors_and_modules_there() -> None:
 
 
 def test_accelerator_functions_speak_of_the_device() -> None:
-    # lesson 14: torch.accelerator
     accelerator = torch.accelerator
     assert accelerator.is_available()
     assert accelerator.current_accelerator() == torch.device("ltc")
@@ -207,7 +201,6 @@ def test_accelerator_functions_speak_of_the_device() -> None:
 
 
 def test_device_module_has_what_other_device_modules_have() -> None:
-    # lesson 14: torch.<device>
     device = torch.ltc
     assert device.is_available()
     assert device.is_initialized()
@@ -261,7 +254,7 @@ class Rows(Dataset[Tensor]):
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_data_loader_feeds_the_device(workers: int) -> None:
-    # lesson 14: DataLoader, pin_memory on and off.
+    # DataLoader, pin_memory on and off.
     for pin_memory in (True, False):
         loader = DataLoader(Rows(), batch_size=2, num_workers=workers, pin_memory=pin_memory)
         batches = [batch.to("ltc", non_blocking=True) * 2 for batch in loader]

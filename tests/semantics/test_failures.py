@@ -34,7 +34,6 @@ def line_number() -> int:
 
 @pytest.mark.usefixtures("backend")
 def test_failing_call_is_named_with_its_shapes_and_the_users_line() -> None:
-    # lesson 11
     torch_ltc.ir_cache.reset()
     for _ in range(3):
         index = lazy(torch.tensor([1, 9]))
@@ -53,7 +52,7 @@ def test_failing_call_is_named_with_its_shapes_and_the_users_line() -> None:
 
 
 def test_failing_call_is_named_with_its_own_line_when_another_line_records_the_same_program() -> None:
-    # lesson 11: the two lines share their place in the tree of programs.
+    # The two lines share their place in the tree of programs.
     rows, good, bad = lazy(torch.ones(5, 3), torch.tensor([1]), torch.tensor([9]))
     torch_ltc.sync(wait=True)
     first = F.embedding(good, rows)
@@ -68,7 +67,6 @@ def test_failing_call_is_named_with_its_own_line_when_another_line_records_the_s
 
 @pytest.mark.usefixtures("backend")
 def test_error_is_raised_once_and_the_lost_tensor_says_so_for_ever() -> None:
-    # lesson 11
     for _ in range(3):
         rows = F.embedding(lazy(torch.tensor([9])), table())
         with pytest.raises(ExecutionError) as first:
@@ -84,7 +82,6 @@ def test_error_is_raised_once_and_the_lost_tensor_says_so_for_ever() -> None:
 
 @pytest.mark.usefixtures("backend")
 def test_independent_tensors_of_the_same_program_still_read() -> None:
-    # lesson 11
     for _ in range(3):
         before = torch.ones(2, device="ltc") * 3
         rows = F.embedding(lazy(torch.tensor([9])), table())
@@ -104,7 +101,6 @@ def test_independent_tensors_of_the_same_program_still_read() -> None:
 
 
 def test_using_a_lost_tensor_in_a_later_program_loses_that_result_only() -> None:
-    # lesson 11
     rows = F.embedding(lazy(torch.tensor([9])), table())
     with pytest.raises(ExecutionError):
         torch_ltc.sync(wait=True)
@@ -145,7 +141,7 @@ def values(model: Model) -> list[list[float]]:
 @pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize("good_steps", [0, 1, 2, 3])
 def test_a_poisoned_step_leaves_parameters_right_and_the_device_usable(good_steps: int) -> None:
-    # lesson 11: the failing step is interpreted or compiled, by how often its program has run before.
+    # The failing step is interpreted or compiled, by how often its program has run before.
     model, expected = Model().to("ltc"), Model()
     good, bad = lazy(torch.tensor([1])), lazy(torch.tensor([7]))
     for _ in range(good_steps):
@@ -170,7 +166,7 @@ def test_a_poisoned_step_leaves_parameters_right_and_the_device_usable(good_step
 
 
 def test_failing_compiled_program_gives_the_values_of_the_interpreter() -> None:
-    # lesson 11: random draws and in-place updates before the failure are not done twice.
+    # Random draws and in-place updates before the failure are not done twice.
     def run(backend: str) -> list[object]:
         with settings.scope(backend=backend):
             torch.manual_seed(0)
@@ -221,7 +217,7 @@ DATA_FAILURES: dict[str, Callable[[Tensor], Tensor]] = {
 
 @pytest.mark.parametrize("name", DATA_FAILURES)
 def test_in_place_update_before_a_failure_happens_once(name: str) -> None:
-    # lesson 11: compiled programs too, whichever call it is that fails.
+    # Compiled programs too, whichever call it is that fails.
     with settings.scope(backend="torchscript"):
         state = torch.zeros(2, device="ltc")
         for number, bad in enumerate([0.0, 0.0, 0.0, 1.0, 0.0], 1):
@@ -254,7 +250,7 @@ NUMBER_FAILURES: dict[str, Callable[[Tensor, int], Tensor]] = {
 
 @pytest.mark.parametrize("name", NUMBER_FAILURES)
 def test_in_place_update_before_a_refused_number_happens_once(name: str) -> None:
-    # lesson 11: numbers are run-time inputs, and one that does not fit is refused when it is recorded or when it runs.
+    # Numbers are run-time inputs, and one that does not fit is refused when it is recorded or when it runs.
     with settings.scope(backend="torchscript"):
         state = torch.zeros(1, device="ltc")
         numbers = [1, 1, 1, *range(2, 12), 1000, 1]
@@ -274,7 +270,6 @@ def test_in_place_update_before_a_refused_number_happens_once(name: str) -> None
 
 
 def test_failure_in_backward_names_the_line_that_called_backward() -> None:
-    # lesson 11
     class Fails(torch.autograd.Function):
         @staticmethod
         def forward(ctx: object, x: Tensor) -> Tensor:
@@ -295,7 +290,6 @@ def test_failure_in_backward_names_the_line_that_called_backward() -> None:
 
 
 def test_an_error_when_recording_is_eagers_own_and_changes_nothing() -> None:
-    # lesson 11
     x = torch.ones(2, 3, device="ltc")
     for wrong in (
         lambda: x @ x,
@@ -397,7 +391,7 @@ OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {
 @pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_training_goes_on_after_a_poisoned_step(name: str) -> None:
-    # lesson 11: a whole step with its optimizer; the parameters stay where they were.
+    # A whole step with its optimizer; the parameters stay where they were.
     torch.manual_seed(0)
     model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 2)).to("ltc")
     optimizer = OPTIMIZERS[name](list(model.parameters()))

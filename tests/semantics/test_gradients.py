@@ -58,7 +58,7 @@ GRADIENTS: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.parametrize("name", GRADIENTS)
 @pytest.mark.usefixtures("backend")
 def test_gradient_is_eagers(name: str) -> None:
-    # lesson 5: std(dim) and svd, and others that composed operators lose.
+    # std(dim) and svd, and others that composed operators lose.
     def compute(device: str) -> list[Tensor]:
         x = leaf(device, 3, 4)
         value = GRADIENTS[name](x)
@@ -89,7 +89,7 @@ def test_gradcheck_passes_on_the_device() -> None:
 
 
 def test_forward_mode_gives_tangents() -> None:
-    # lesson 9: forward-mode AD must not kill the process.
+    # Forward-mode AD must not kill the process.
     def compute(device: str) -> tuple[Tensor, Tensor]:
         primal = torch.linspace(0, 1, 5).to(device)
         tangent = torch.ones(5).to(device)
@@ -103,7 +103,6 @@ def test_forward_mode_gives_tangents() -> None:
 
 
 def test_forward_mode_through_a_module_and_in_place() -> None:
-    # lesson 9
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.LayerNorm(4))
 
@@ -121,7 +120,6 @@ def test_forward_mode_through_a_module_and_in_place() -> None:
 
 
 def test_asking_a_cpu_tensor_for_its_identity_is_a_clear_error() -> None:
-    # lesson 9
     with pytest.raises(torch_ltc.errors.LtcError, match="takes tensors on ltc, got one on cpu"):
         torch_ltc.get_tensor_id(torch.ones(2))
     x = lazy(torch.ones(2))
@@ -130,7 +128,7 @@ def test_asking_a_cpu_tensor_for_its_identity_is_a_clear_error() -> None:
 
 
 def test_deepcopy_of_tensors_and_modules_copies_values_and_keeps_aliases() -> None:
-    # lesson 9: must not kill the process.
+    # Must not kill the process.
     base = torch.arange(6.0, device="ltc").view(2, 3)
     copied_base, copied_view = copy.deepcopy([base, base.t()[1:]])
     assert copied_view.stride() == base.t()[1:].stride()
@@ -178,7 +176,7 @@ TRANSFORMS: dict[str, Callable[[Tensor], Any]] = {
 
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_function_transform_gives_what_eager_gives(name: str) -> None:
-    # lesson 14: vmap, jvp, grad.
+    # vmap, jvp, grad.
     for _ in range(2):
         assert_like_eager(lambda device: TRANSFORMS[name](torch.linspace(-1, 1, 12).view(3, 4).to(device)), exact=False)
 

@@ -33,7 +33,6 @@ def test_a_listener_may_record_when_a_program_is_synced() -> None:
 
 
 def test_a_listener_may_read_what_is_being_synced_and_nothing_runs_twice() -> None:
-    # lesson 6
     seen: list[Any] = []
     x = counted(torch.ones(2, device="ltc"))
 
@@ -102,7 +101,6 @@ def test_a_gradient_hook_may_read_and_sync() -> None:
 
 
 def test_a_module_hook_may_read_without_running_anything_twice() -> None:
-    # lesson 6
     norms: list[float] = []
     layer = torch.nn.Linear(2, 2).to("ltc")
     layer.register_forward_hook(lambda module, args, out: norms.append(counted(out.detach()).norm().item()))

@@ -86,9 +86,11 @@ CHAIN = """
 """
 
 
+# The memory that compiling takes for a while must not fall between two measurements.
+@pytest.mark.blocking_tiers
 @pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="reads the resident memory from /proc")
 def test_a_million_chained_operations_run_on_a_flat_stack_in_flat_memory() -> None:
-    # lesson 8, with the default settings.
+    # With the default settings.
     script = CHAIN.format(length=MILLION, bound=SETTINGS["pending_bound"].default, stack=SMALL_STACK_BYTES)
     total, growth_bytes, held_bytes = map(int, run_script(script).split())
     assert total == MILLION
@@ -97,17 +99,16 @@ def test_a_million_chained_operations_run_on_a_flat_stack_in_flat_memory() -> No
     assert held_bytes == 0
 
 
+@pytest.mark.blocking_tiers
 @pytest.mark.slow
 @pytest.mark.parametrize("bound", [3_000, 200_000])
 def test_a_million_chained_operations_run_with_any_bound(bound: int) -> None:
-    # lesson 8
     script = CHAIN.format(length=MILLION, bound=bound, stack=SMALL_STACK_BYTES)
     total, _growth_bytes, held_bytes = map(int, run_script(script).split())
     assert (total, held_bytes) == (MILLION, 0)
 
 
 def test_a_long_pending_program_is_synced_and_dropped_as_one_on_a_flat_stack() -> None:
-    # lesson 8
     settle()
 
     def work() -> None:
@@ -125,7 +126,7 @@ def test_a_long_pending_program_is_synced_and_dropped_as_one_on_a_flat_stack() -
 
 
 def test_chained_operations_dropped_without_a_sync_are_freed_on_a_flat_stack() -> None:
-    # lesson 8: the chain dies unread; what is recorded still runs, once, at the next sync.
+    # The chain dies unread; what is recorded still runs, once, at the next sync.
     settle()
 
     def work() -> None:
@@ -145,7 +146,7 @@ def test_chained_operations_dropped_without_a_sync_are_freed_on_a_flat_stack() -
 
 @pytest.mark.parametrize("times", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_long_autograd_chain_runs_backward_and_is_freed_on_a_flat_stack(times: int) -> None:
-    # lesson 8, in a process of its own; recorded the second time, the program is known.
+    # In a process of its own; recorded the second time, the program is known.
     script = """
         import torch, torch_ltc
         from torch_ltc.config import settings
@@ -162,8 +163,8 @@ def test_long_autograd_chain_runs_backward_and_is_freed_on_a_flat_stack(times: i
     assert int(run_script(script.format(times=times))) == 60_001
 
 
+@pytest.mark.blocking_tiers
 def test_compiled_long_program_gives_the_same() -> None:
-    # lesson 8
     settle()
 
     def run() -> float:

@@ -32,7 +32,6 @@ class Tied(nn.Module):
 
 
 def test_tied_weights_stay_tied_across_to() -> None:
-    # lesson 4
     model = Tied().to("ltc")
     assert model.out.weight is model.embed.weight
     assert len(list(model.parameters())) == 1
@@ -50,7 +49,6 @@ def test_tied_weights_stay_tied_across_to() -> None:
     ids=["to", "ltc", "to like"],
 )
 def test_every_way_of_moving_keeps_the_parameter_objects(move: Callable[[nn.Module], object]) -> None:
-    # lesson 4
     model = Tied()
     parameter = model.embed.weight
     move(model)
@@ -62,7 +60,6 @@ def test_every_way_of_moving_keeps_the_parameter_objects(move: Callable[[nn.Modu
 
 
 def test_tied_weights_train_as_on_the_cpu() -> None:
-    # lesson 4
     def train(device: str) -> list[Tensor]:
         torch.manual_seed(0)
         model = Tied().to(device)
@@ -78,7 +75,6 @@ def test_tied_weights_train_as_on_the_cpu() -> None:
 
 
 def test_an_optimizer_made_before_the_move_trains_the_moved_parameters() -> None:
-    # lesson 4
     def train(device: str) -> list[Tensor]:
         torch.manual_seed(0)
         model = nn.Linear(3, 2)

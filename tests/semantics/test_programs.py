@@ -14,7 +14,7 @@ from tests.semantics.support import assert_same, lazy, observe, repeat
 from torch_ltc import computation
 from torch_ltc.config import settings
 
-pytestmark = pytest.mark.usefixtures("any_fingerprints")
+pytestmark = [pytest.mark.blocking_tiers, pytest.mark.usefixtures("any_fingerprints")]
 
 Binary = Callable[[Tensor, Tensor], Tensor]
 
@@ -27,7 +27,7 @@ def pair() -> tuple[Tensor, Tensor]:
 
 @pytest.mark.usefixtures("backend")
 def test_graphs_that_differ_in_one_operand_are_not_confused() -> None:
-    # lesson 1: x*y+x, then with fresh inputs x*y+y.
+    # x*y+x, then with fresh inputs x*y+y.
     for _ in range(3):
         x, y = pair()
         first = x * y + x
@@ -64,7 +64,6 @@ TWINS: dict[str, tuple[Binary, ...]] = {
 @pytest.mark.parametrize("name", TWINS)
 @pytest.mark.usefixtures("backend")
 def test_twin_programs_give_each_its_own_result(name: str) -> None:
-    # lesson 1
     functions = TWINS[name]
     expected = [function(torch.full((2,), 2.0), torch.full((2,), 3.0)) for function in functions]
     for _ in range(3):
@@ -73,7 +72,7 @@ def test_twin_programs_give_each_its_own_result(name: str) -> None:
 
 
 def test_programs_that_differ_in_what_is_still_alive_are_not_confused() -> None:
-    # lesson 1: the same calls, other outputs.
+    # The same calls, other outputs.
     for _ in range(3):
         for kept in itertools.product([True, False], repeat=3):
             x, y = pair()
@@ -87,7 +86,7 @@ def test_programs_that_differ_in_what_is_still_alive_are_not_confused() -> None:
 
 
 def test_a_shared_input_is_not_confused_with_two_equal_ones() -> None:
-    # lesson 1: aliasing of the inputs is part of the program.
+    # Aliasing of the inputs is part of the program.
     for _ in range(3):
         x, _y = pair()
         other = x
@@ -101,7 +100,7 @@ def test_a_shared_input_is_not_confused_with_two_equal_ones() -> None:
 
 
 def test_graph_hashes_of_two_programs_differ_and_each_runs_its_own_program() -> None:
-    # lesson 1, for callers that keep only bytes.
+    # For callers that keep only bytes.
     hashes, inputs = [], []
     for function in (lambda x, y: x * y + x, lambda x, y: x * y + y):
         x, y = pair()
@@ -162,7 +161,7 @@ def program_of_a_step(seed: int | None) -> int:
 
 
 def test_the_seed_is_no_part_of_the_program() -> None:
-    # lesson 7: another seed compiles nothing.
+    # Another seed compiles nothing.
     repeat(lambda: program_of_a_step(1), 2)
     with observe() as seen:
         programs = {program_of_a_step(seed) for seed in range(5)}
@@ -172,7 +171,7 @@ def test_the_seed_is_no_part_of_the_program() -> None:
 
 
 def test_the_generator_state_is_no_part_of_the_program() -> None:
-    # lesson 7: drawing on without a new seed compiles nothing.
+    # Drawing on without a new seed compiles nothing.
     repeat(lambda: program_of_a_step(1), 2)
     with observe() as seen:
         programs = set(repeat(lambda: program_of_a_step(None), 5))
@@ -181,7 +180,7 @@ def test_the_generator_state_is_no_part_of_the_program() -> None:
 
 
 def test_changing_the_backend_and_back_compiles_nothing_again() -> None:
-    # lesson 7: the backend is no part of the program.
+    # The backend is no part of the program.
     def step() -> list[float]:
         x, y = pair()
         torch_ltc.sync(wait=True)
@@ -199,7 +198,7 @@ def test_changing_the_backend_and_back_compiles_nothing_again() -> None:
 
 
 def test_a_changing_number_is_no_part_of_the_program() -> None:
-    # lesson 7: a learning rate that a scheduler changes is a run-time input.
+    # A learning rate that a scheduler changes is a run-time input.
     def step(rate: float) -> float:
         x, _ = pair()
         torch_ltc.sync(wait=True)

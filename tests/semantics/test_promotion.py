@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -14,32 +13,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import torch_ltc
+from tests.semantics.promotion import Case, compare, floats, results
 from tests.semantics.support import Seen, assert_same, observe
 from tests.support.backends import SymbolicBackend, registered
 from torch_ltc.compile.specialization_cache import specializations
 from torch_ltc.config import settings
 
-pytestmark = pytest.mark.usefixtures("nothing_known")
-
-
-def generator() -> torch.Generator:
-    return torch.Generator().manual_seed(0)
-
-
-def floats(*size: int) -> Tensor:
-    return torch.randn(*size, generator=generator())
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """A function of some tensors and an integer, what it is given for each integer, and how often it may be
-    compiled."""
-
-    name: str
-    inputs: Callable[[int], Sequence[Tensor]]
-    function: Callable[..., Any]
-    values: tuple[int, ...] = (4, 7, 5, 9, 12)
-    compiles: int = 1
+pytestmark = [pytest.mark.blocking_tiers, pytest.mark.usefixtures("nothing_known")]
 
 
 def row_sums(x: Tensor, n: int) -> Tensor:
@@ -120,29 +100,6 @@ CASES = (
 )
 
 
-def moved(tensor: Tensor, device: str) -> Tensor:
-    """The tensor on a device, in memory of its own that is laid out as it is."""
-    if tensor.is_contiguous() and not tensor.storage_offset():
-        return tensor.clone().to(device)
-    base = torch.empty(0, dtype=tensor.dtype).set_(tensor.untyped_storage())
-    return base.clone().to(device).as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
-
-
-def results(case: Case, device: str, value: int) -> Any:
-    """What the function gives, and what it leaves in its inputs."""
-    with settings.scope(backend="interpreter"):
-        given = [moved(tensor, device) for tensor in case.inputs(value)]
-        torch_ltc.sync(wait=True)
-    out = case.function(*given, value)
-    torch_ltc.sync(wait=True)
-    return out, given
-
-
-def compare(case: Case, value: int) -> None:
-    """The function gives on the device what it gives in eager."""
-    assert_same(results(case, "ltc", value), results(case, "cpu", value))
-
-
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_values_share_one_compilation(case: Case, sharing: str) -> None:
     with observe() as seen:
@@ -212,7 +169,7 @@ def test_sizes_zero_and_one_are_right_and_compiled_by_themselves_when_they_come_
         assert len(again.compiles) == 1
 
 
-def test_a_family_that_begins_with_one_is_shared_all_the_same(sharing: str) -> None:
+def test_a_specialization_that_begins_with_one_is_shared_all_the_same(sharing: str) -> None:
     case = Case("size", lambda n: [floats(n, 3)], lambda x, n: x.exp() + x.sum(0))
     with observe() as seen:
         for size in (1, 5, 6, 7, 8, 1):
@@ -438,7 +395,7 @@ def test_programs_with_other_operators_or_dtypes_share_nothing(sharing: str) -> 
     assert run(torch.float32, torch.sin, 7).runs[-1].backend == sharing
 
 
-def test_a_family_is_forgotten_with_its_programs(sharing: str) -> None:
+def test_a_specialization_is_evicted_with_its_programs(sharing: str) -> None:
     case = Case("size", lambda n: [floats(n, 3)], row_sums)
     for value in (4, 5, 6):
         compare(case, value)

@@ -9,8 +9,8 @@ import torch
 from torch.nn import functional as F
 
 import torch_ltc
+from tests.semantics.promotion import Case, compare, floats
 from tests.semantics.support import assert_same, observe
-from tests.semantics.test_promotion import Case, compare, floats
 from tests.support.backends import SymbolicBackend, registered
 from torch_ltc.config import settings
 from torch_ltc.errors import BackendWarning
@@ -70,7 +70,7 @@ def test_a_wrong_index_in_a_shared_program_is_reported_as_ever(sharing: str) -> 
     assert_same(F.embedding(index, weight).exp().cpu(), F.embedding(index.cpu(), weight.cpu()).exp())
 
 
-def test_a_family_that_never_settles_goes_to_the_interpreter_with_one_warning() -> None:
+def test_a_specialization_that_never_settles_goes_to_the_interpreter_with_one_warning() -> None:
     class Narrow(SymbolicBackend):
         name = "narrow"
 

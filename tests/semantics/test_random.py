@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("any_fingerprints")
 
 
 def test_a_random_tensor_is_drawn_once_however_often_it_is_read() -> None:
-    # lesson 2: a = randn; b = a + 1; b.cpu(); a.cpu()
+    # a = randn; b = a + 1; b.cpu(); a.cpu()
     for _ in range(3):
         torch.manual_seed(3)
         a = torch.randn(5, device="ltc")
@@ -32,7 +32,7 @@ def test_a_random_tensor_is_drawn_once_however_often_it_is_read() -> None:
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
 def test_random_tensors_have_eagers_numbers_in_any_order_of_reading(order: tuple[int, ...]) -> None:
-    # lesson 2: two randoms read in the other order must not swap values.
+    # Two randoms read in the other order must not swap values.
     torch.manual_seed(11)
     expected = [torch.randn(3), torch.rand(3), torch.randint(100, (3,))]
     torch.manual_seed(11)
@@ -85,14 +85,14 @@ DRAWS: dict[str, Callable[[str], Any]] = {
 @pytest.mark.parametrize("name", DRAWS)
 @pytest.mark.usefixtures("backend", "no_fallback")
 def test_drawing_gives_the_numbers_of_cpu_eager(name: str) -> None:
-    # lesson 2: the numbers of CPU eager for the same seed; the state afterwards too, as the second draw shows.
+    # The numbers of CPU eager for the same seed; the state afterwards too, as the second draw shows.
     for _ in range(3):
         assert_like_eager(lambda device: (DRAWS[name](device), torch.rand(2, device=device)))
 
 
 @pytest.mark.usefixtures("backend")
 def test_manual_seed_takes_effect_where_it_stands_in_the_program() -> None:
-    # lesson 2: seed; randn; seed; randn; sync.
+    # seed; randn; seed; randn; sync.
     def draw(device: str) -> list[Tensor]:
         drawn = []
         for seed in (5, 6, 5):
@@ -120,7 +120,7 @@ def test_seeding_without_pending_draws_cuts_nothing() -> None:
 
 @pytest.mark.usefixtures("backend")
 def test_reading_the_loss_before_backward_does_not_change_the_dropout_mask() -> None:
-    # lesson 2: loss and gradient belong to one mask.
+    # Loss and gradient belong to one mask.
     def train(device: str, read_first: bool) -> list[Any]:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(6, 16), nn.Dropout(0.5), nn.Linear(16, 1)).to(device)
@@ -142,7 +142,7 @@ def test_reading_the_loss_before_backward_does_not_change_the_dropout_mask() -> 
 
 
 def test_a_model_draws_the_same_when_it_is_read_in_the_middle() -> None:
-    # lesson 2: reads do not move the generator.
+    # Reads do not move the generator.
     def walk(device: str, read: bool) -> Tensor:
         torch.manual_seed(9)
         value = torch.zeros(4, device=device)
@@ -247,7 +247,7 @@ GENERATOR_DRAWS: dict[str, Callable[[str, torch.Generator], Tensor]] = {
 @pytest.mark.parametrize("name", GENERATOR_DRAWS)
 @pytest.mark.filterwarnings("ignore::torch_ltc.errors.FallbackWarning")
 def test_an_explicit_generator_is_drawn_from_and_nothing_else(name: str, own: str) -> None:
-    # lessons 2 and 14: a CPU generator, and torch.Generator(device="ltc").
+    # A CPU generator, and torch.Generator(device="ltc").
     torch.manual_seed(0)
     draw = GENERATOR_DRAWS[name]
     ours, theirs = torch.Generator(device=own).manual_seed(42), torch.Generator().manual_seed(42)
@@ -259,7 +259,7 @@ def test_an_explicit_generator_is_drawn_from_and_nothing_else(name: str, own: st
 
 
 def test_generator_of_the_device_knows_its_device_and_state() -> None:
-    # lesson 14: torch.Generator(device="ltc").
+    # torch.Generator(device="ltc").
     generator = torch.Generator(device="ltc")
     assert isinstance(generator, torch.Generator)
     assert generator.device == torch.device("ltc", 0)

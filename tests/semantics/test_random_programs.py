@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,61 +12,12 @@ from torch.nn import functional as F
 
 import torch_ltc
 from tests.semantics.support import assert_same, lazy
-from tests.semantics.test_aliasing import run_on_device
+from tests.semantics.view_programs import run_on_device
+from tests.support.random_programs import grow
 from torch_ltc.config import settings
 from torch_ltc.errors import LtcError, PoisonedTensorError
 
 pytestmark = pytest.mark.usefixtures("no_fallback")
-
-PURE: list[Callable[[Tensor], Tensor]] = [
-    torch.sin,
-    torch.tanh,
-    lambda x: x * 2,
-    lambda x: x.exp().clamp(max=3),
-    lambda x: x.t() if x.dim() == 2 else x.clone(),
-    lambda x: x.flatten(),
-    lambda x: x[..., 1:] if x.dim() and x.size(-1) > 1 else x.clone(),
-    lambda x: x.reshape(-1)[:4],
-    lambda x: x.unsqueeze(0),
-    lambda x: x.sum(-1, keepdim=True) if x.dim() else x.clone(),
-    lambda x: x.softmax(-1) if x.dim() else x.clone(),
-    lambda x: F.dropout(x, 0.3),
-    lambda x: x.std(-1) if x.dim() and x.size(-1) > 1 else x.clone(),
-    lambda x: torch.cat([x.flatten(), x.flatten()]),
-]
-IN_PLACE: list[Callable[[Tensor], object]] = [
-    lambda x: x.mul_(0.5),
-    lambda x: x.add_(1),
-    lambda x: x.tanh_(),
-    lambda x: x.select(0, 0).mul_(2) if x.dim() and x.size(0) else x.mul_(2),
-    lambda x: x.add_(torch.randn((), device=x.device)),
-]
-
-
-def grow(seed: int, device: str, read: bool) -> tuple[list[Tensor], list[Tensor]]:
-    """Leaves and all tensors of a random program of the seed."""
-    choose = random.Random(seed)
-    torch.manual_seed(seed)
-    leaves = [
-        torch.linspace(-1, 1, 12).view(3, 4).to(device).requires_grad_(),
-        torch.linspace(0, 2, 6).view(2, 3).to(device).requires_grad_(),
-    ]
-    pool = list(leaves)
-    for _ in range(14):
-        kind, x = choose.random(), choose.choice(pool)
-        if kind < 0.55:
-            pool.append(choose.choice(PURE)(x))
-        elif kind < 0.75:
-            x = x * 1 if x.is_leaf or x._is_view() else x
-            pool.append(x)
-            choose.choice(IN_PLACE)(x)
-        elif kind < 0.9:
-            pool.append(x.flatten()[:2] * choose.choice(pool).flatten()[:1])
-        elif read and kind < 0.95:
-            x.sum().item()
-        elif read:
-            torch_ltc.sync()
-    return leaves, pool
 
 
 def with_gradients(seed: int, device: str, read: bool) -> Any:
@@ -83,7 +33,6 @@ def with_gradients(seed: int, device: str, read: bool) -> Any:
 
 @pytest.mark.parametrize("read", [False, True])
 def test_gradients_of_random_programs_equal_eager(read: bool) -> None:
-    # lessons 1, 2 and 3
     refused = 0
     for seed in range(80):
         expected = with_gradients(seed, "cpu", read)
@@ -145,7 +94,6 @@ def outcomes(seed: int, backend: str) -> list[object]:
 
 
 def test_random_failing_programs_leave_the_same_on_both_backends() -> None:
-    # lesson 11
     failed = 0
     for seed in range(60):
         interpreted = outcomes(seed, "interpreter")
@@ -157,7 +105,6 @@ def test_random_failing_programs_leave_the_same_on_both_backends() -> None:
 @pytest.mark.parametrize("bound", [1, 3, 8])
 @pytest.mark.parametrize("tree_bound", [40, 1_000_000])
 def test_random_programs_cut_at_any_place_equal_eager(bound: int, tree_bound: int) -> None:
-    # lessons 1 and 3
     with settings.scope(pending_bound=bound, tree_bound=tree_bound):
         for seed in range(25):
             for _ in range(2):

@@ -1,4 +1,4 @@
-"""A resized tensor and older views of its memory keep their own geometry."""
+"""A resized tensor and older views of its memory keep their own shapes."""
 
 import torch
 

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("no_fallback", "any_fingerprints")
 
 @pytest.mark.usefixtures("backend")
 def test_a_read_runs_each_call_once_and_the_next_read_runs_none() -> None:
-    # lesson 6: a side effect counts how often the operator really ran.
+    # A side effect counts how often the operator really ran.
     for round_number in range(1, 4):
         probe.reset()
         x = torch.ones(3, device="ltc")
@@ -32,7 +32,7 @@ def test_a_read_runs_each_call_once_and_the_next_read_runs_none() -> None:
 
 
 def test_a_second_read_executes_no_program() -> None:
-    # lesson 6: 20 matmuls, read three times.
+    # 20 matmuls, read three times.
     x = torch.eye(8, device="ltc")
     y = x
     for _ in range(20):
@@ -48,7 +48,6 @@ def test_a_second_read_executes_no_program() -> None:
 
 
 def test_what_was_read_is_an_input_of_the_next_program_not_computed_again() -> None:
-    # lesson 6
     x = counted(torch.ones(2, device="ltc"))
     x.cpu()
     y = counted(x)

@@ -30,7 +30,6 @@ def round_trip(value: Any, **options: Any) -> Any:
 
 @pytest.mark.parametrize("weights_only", [True, False])
 def test_saved_tensor_comes_back_on_the_device(weights_only: bool) -> None:
-    # lesson 14
     x = torch.arange(6.0, device="ltc").view(2, 3) * 2
     back = round_trip(x, weights_only=weights_only)
     assert back.device == torch.device("ltc", 0)
@@ -40,12 +39,11 @@ def test_saved_tensor_comes_back_on_the_device(weights_only: bool) -> None:
 
 
 def test_loading_with_defaults_is_weights_only_and_works() -> None:
-    # lesson 14
     assert round_trip({"a": torch.ones(2, device="ltc")})["a"].tolist() == [1.0, 1.0]
 
 
 def test_device_tensors_load_to_the_cpu_and_cpu_tensors_to_the_device() -> None:
-    # lesson 14: map_location both ways.
+    # map_location both ways.
     ours = round_trip(torch.ones(3, device="ltc") + 1, map_location="cpu")
     assert ours.device.type == "cpu"
     assert ours.tolist() == [2.0, 2.0, 2.0]
@@ -65,7 +63,7 @@ def test_a_file_written_by_the_device_loads_where_the_device_is_unknown(tmp_path
 
 @pytest.mark.parametrize("copied", [round_trip, copy.deepcopy, lambda value: pickle.loads(pickle.dumps(value))])
 def test_views_and_shared_tensors_stay_shared(copied: Any) -> None:
-    # lesson 14: aliasing survives torch.save, deepcopy and pickle.
+    # Aliasing survives torch.save, deepcopy and pickle.
     base = torch.arange(12.0, device="ltc").view(3, 4)
     view, again = base.t()[1:], base
     new_base, new_view, new_again = copied([base, view, again])
@@ -81,7 +79,6 @@ def test_views_and_shared_tensors_stay_shared(copied: Any) -> None:
     "dtype", [torch.float64, torch.bfloat16, torch.int64, torch.bool, torch.complex64, torch.uint8, torch.float8_e5m2]
 )
 def test_every_dtype_is_saved_and_pickled(dtype: torch.dtype) -> None:
-    # lesson 14
     x = torch.tensor([0.0, 1.0, 2.0]).to(dtype)
     copies = [round_trip(x.to("ltc")), copy.deepcopy(x.to("ltc"))]
     if dtype is not torch.float8_e5m2:  # which plain pickle refuses on the CPU too
@@ -93,7 +90,6 @@ def test_every_dtype_is_saved_and_pickled(dtype: torch.dtype) -> None:
 
 
 def test_layouts_empty_tensors_and_conjugates_are_saved() -> None:
-    # lesson 14
     for x in (
         torch.randn(2, 3, 4, 5).contiguous(memory_format=torch.channels_last),
         torch.zeros(0, 3),
@@ -109,7 +105,6 @@ def test_layouts_empty_tensors_and_conjugates_are_saved() -> None:
 
 
 def test_parameters_modules_and_optimizers_are_saved() -> None:
-    # lesson 14
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)).to("ltc")
     optimizer = torch.optim.Adam(model.parameters())
@@ -130,7 +125,6 @@ def test_parameters_modules_and_optimizers_are_saved() -> None:
 
 
 def test_tied_weights_stay_tied_in_a_file_and_in_a_deep_copy() -> None:
-    # lessons 4 and 14
     model = nn.ModuleDict({"a": nn.Linear(2, 2, bias=False), "b": nn.Linear(2, 2, bias=False)})
     model["b"].weight = model["a"].weight
     model.to("ltc")
@@ -142,7 +136,6 @@ def test_tied_weights_stay_tied_in_a_file_and_in_a_deep_copy() -> None:
 
 
 def test_saving_syncs_and_runs_nothing_twice() -> None:
-    # lesson 6
     x = counted(torch.ones(2, device="ltc"))
     back = round_trip(x)
     assert back.tolist() == x.tolist() == [2.0, 2.0]

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("no_fallback")
 
 
 def test_contiguous_of_a_transpose_is_a_copy() -> None:
-    # lesson 3: x.t().contiguous() must not alias x.
+    # x.t().contiguous() must not alias x.
     x = lazy(torch.arange(6.0).view(2, 3))
     copy = x.t().contiguous()
     assert copy.stride() == (2, 1)
@@ -33,7 +33,6 @@ def test_contiguous_of_a_contiguous_tensor_is_the_tensor() -> None:
 
 
 def test_channels_last_is_kept() -> None:
-    # lesson 3
     def forward(device: str) -> list[Tensor]:
         x = torch.randn(2, 4, 5, 6).to(device, memory_format=torch.channels_last)
         weight = torch.randn(8, 4, 3, 3).to(device).to(memory_format=torch.channels_last)
@@ -49,7 +48,6 @@ def test_channels_last_is_kept() -> None:
 
 
 def test_channels_last_survives_the_way_to_the_device_and_back() -> None:
-    # lesson 3
     x = torch.randn(2, 3, 4, 5).contiguous(memory_format=torch.channels_last)
     moved = x.to("ltc")
     assert moved.stride() == x.stride()
@@ -73,7 +71,6 @@ def test_channels_last_survives_the_way_to_the_device_and_back() -> None:
     ids=lambda view: None,
 )
 def test_an_invalid_view_raises_as_in_eager(view: Callable[[Tensor], Tensor]) -> None:
-    # lesson 3
     with pytest.raises((RuntimeError, IndexError)) as eager:
         view(torch.zeros(2, 3))
     x = lazy(torch.zeros(2, 3))
@@ -95,7 +92,7 @@ def test_an_invalid_view_raises_as_in_eager(view: Callable[[Tensor], Tensor]) ->
     ids=["add_", "mul_", "copy_", "out", "unfold"],
 )
 def test_writing_to_memory_that_overlaps_itself_raises_as_in_eager(write: Callable[[Tensor], Tensor]) -> None:
-    # lesson 3: x.expand(3).add_(1)
+    # x.expand(3).add_(1)
     message = None
     try:
         write(torch.zeros(1))
@@ -117,7 +114,6 @@ def test_writing_to_memory_that_overlaps_itself_raises_as_in_eager(write: Callab
 def test_an_in_place_call_on_partially_overlapping_operands_raises_as_in_eager(
     overlap: Callable[[Tensor], tuple[Tensor, Tensor]],
 ) -> None:
-    # lesson 3
     for device in ("cpu", "ltc"):
         x = torch.arange(6.0, device=device)
         target, source = overlap(x)
@@ -126,7 +122,7 @@ def test_an_in_place_call_on_partially_overlapping_operands_raises_as_in_eager(
         assert x.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
 
 
-GEOMETRIES: dict[str, Callable[[Tensor], Any]] = {
+VIEWS: dict[str, Callable[[Tensor], Any]] = {
     "as_strided": lambda x: x.as_strided((3, 2), (1, 4), 1),
     "as_strided overlapping": lambda x: x.as_strided((4, 3), (1, 1)),
     "transpose": lambda x: x.transpose(0, 1),
@@ -161,30 +157,29 @@ GEOMETRIES: dict[str, Callable[[Tensor], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", GEOMETRIES)
+@pytest.mark.parametrize("name", VIEWS)
 @pytest.mark.usefixtures("backend")
-def test_view_has_the_geometry_and_the_memory_of_eagers(name: str) -> None:
-    # lesson 3: sizes, strides, offset; what is written to the base is seen in the view, or not, as in eager.
+def test_view_has_the_shape_and_the_memory_of_eagers(name: str) -> None:
+    # Sizes, strides, offset; what is written to the base is seen in the view, or not, as in eager.
     def look(device: str) -> Any:
         base = torch.arange(24.0).view(4, 6).to(device)
-        found = GEOMETRIES[name](base)
+        found = VIEWS[name](base)
         views = list(found) if isinstance(found, (tuple, list)) else [found]
-        geometry = [(tuple(v.size()), v.stride(), v.storage_offset(), v.is_conj(), v.is_neg()) for v in views]
+        shapes = [(tuple(v.size()), v.stride(), v.storage_offset(), v.is_conj(), v.is_neg()) for v in views]
         before = [v.clone() for v in views]
         base.mul_(-3)
-        return geometry, before, views, base
+        return shapes, before, views, base
 
     for _ in range(3):
         assert_like_eager(look)
 
 
-@pytest.mark.parametrize("name", [name for name in GEOMETRIES if "overlapping" not in name])
+@pytest.mark.parametrize("name", [name for name in VIEWS if "overlapping" not in name])
 @pytest.mark.usefixtures("backend")
 def test_writing_through_a_view_changes_its_base_as_in_eager(name: str) -> None:
-    # lesson 3
     def write(device: str) -> Any:
         base = torch.arange(24.0).view(4, 6).to(device)
-        found = GEOMETRIES[name](base)
+        found = VIEWS[name](base)
         for view in found if isinstance(found, (tuple, list)) else [found]:
             if 0 not in view.stride() and name != "unfold":
                 view.add_(1)
@@ -312,7 +307,7 @@ def test_data_assignment_changes_what_a_tensor_looks_at() -> None:
 
 
 def test_a_chain_of_views_costs_the_same_for_each_view() -> None:
-    # lesson 17 in part: view chains are linear, in instructions and in time.
+    # View chains are linear, in instructions and in time.
     def chain(length: int) -> int:
         x = torch.arange(6.0, device="ltc")
         torch_ltc.sync(wait=True)

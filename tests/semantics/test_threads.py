@@ -18,7 +18,6 @@ THREADS = 16
 
 @pytest.mark.usefixtures("any_fingerprints", "backend")
 def test_sixteen_threads_record_and_sync_with_right_results() -> None:
-    # lesson 10
     def work(number: int) -> None:
         choose = random.Random(number)
         for step in range(6):
@@ -37,7 +36,6 @@ def test_sixteen_threads_record_and_sync_with_right_results() -> None:
 
 
 def test_sixteen_threads_train_with_backward_and_right_results() -> None:
-    # lesson 10
     def train(device: str, number: int) -> list[Tensor]:
         generator = torch.Generator().manual_seed(number)
         weights = [torch.randn(4, 4, generator=generator).to(device).requires_grad_() for _ in range(2)]
@@ -63,7 +61,6 @@ def test_sixteen_threads_train_with_backward_and_right_results() -> None:
 
 
 def test_threads_with_optimizers_of_their_own_do_not_disturb_each_other() -> None:
-    # lesson 10
     def train(device: str, number: int) -> list[Tensor]:
         model = nn.Linear(3, 2)
         with torch.no_grad():
@@ -90,7 +87,6 @@ def test_threads_with_optimizers_of_their_own_do_not_disturb_each_other() -> Non
 
 
 def test_threads_read_one_shared_tensor() -> None:
-    # lesson 10
     shared = lazy(torch.arange(8.0)) * 2
     sums: list[float] = []
 
@@ -103,7 +99,7 @@ def test_threads_read_one_shared_tensor() -> None:
 
 
 def test_in_place_additions_of_all_threads_are_all_there() -> None:
-    # lesson 10: each recorded call happens once, whoever syncs.
+    # Each recorded call happens once, whoever syncs.
     total = torch.zeros(1, device="ltc")
 
     def work(number: int) -> None:
@@ -117,7 +113,6 @@ def test_in_place_additions_of_all_threads_are_all_there() -> None:
 
 
 def test_an_error_of_one_thread_does_not_lose_the_others_results() -> None:
-    # lessons 10 and 11
     failures: list[Exception] = []
     values: list[float] = []
 

@@ -230,7 +230,7 @@ def test_what_was_compiled_once_is_loaded_the_next_time(folder: Path, mode: str)
         assert f"0 programs compiled, {compiled} loaded from {folder}" in debug.compilations()
 
 
-def test_a_known_program_is_loaded_at_first_sight(folder: Path) -> None:
+def test_a_known_program_is_loaded_at_its_first_execution(folder: Path) -> None:
     held = lazy(torch.randn(3))
     for _ in range(3):
         step(held).cpu()

@@ -140,7 +140,7 @@ def test_a_number_is_assigned_as_a_tensor() -> None:
 @pytest.mark.parametrize(
     "other", [torch.zeros(3), torch.zeros(2, 1), torch.zeros(2, dtype=torch.float64)], ids=["length", "rank", "dtype"]
 )
-def test_data_of_another_geometry_is_not_assigned(other: torch.Tensor) -> None:
+def test_data_of_another_shape_is_not_assigned(other: torch.Tensor) -> None:
     handle = BackendData.from_tensor(torch.ones(2))
     with pytest.raises(BackendError, match=r"float32\[2\] cannot hold"):
         handle.assign(BackendData.from_tensor(other))
@@ -166,7 +166,7 @@ def test_assigned_data_has_the_layout_that_the_handle_says() -> None:
     assert handle.tensor().stride() == handle.spec.stride
 
 
-def test_memory_is_seen_with_another_geometry() -> None:
+def test_memory_is_seen_with_another_shape() -> None:
     base = torch.arange(6.0)
     seen = alias_physical(base, make_spec(torch.float32, (2, 2), (1, 2), 1))
     assert seen.tolist() == [[1.0, 3.0], [2.0, 4.0]]

@@ -87,7 +87,7 @@ def test_stopping_abandons_work_that_gives_way_and_finishes_one_lane() -> None:
     assert "too late" not in background.titles()
 
 
-def test_a_polite_thread_rests_and_others_never_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cooperative_thread_rests_and_others_never_do(monkeypatch: pytest.MonkeyPatch) -> None:
     rests: list[float] = []
     monkeypatch.setattr(time, "sleep", rests.append)
     clock = iter(range(1000))
@@ -101,7 +101,7 @@ def test_a_polite_thread_rests_and_others_never_do(monkeypatch: pytest.MonkeyPat
     assert len(rests) == 2
 
 
-def test_the_switch_interval_is_short_while_somebody_is_polite() -> None:
+def test_the_switch_interval_is_short_while_a_thread_is_cooperative() -> None:
     before = sys.getswitchinterval()
     with cooperative():
         with cooperative():
@@ -130,7 +130,7 @@ def test_messages_keep_their_bounds() -> None:
     assert read_message(io.BytesIO(b"\x05\0\0\0\0\0\0\0abc")) is None
 
 
-def test_operators_and_geometries_are_the_same_objects_after_the_way() -> None:
+def test_operators_and_shapes_are_the_same_objects_after_the_way() -> None:
     spec = make_spec(torch.float32, (2, 3), (3, 1))
     call = Call(torch.ops.aten.add.Tensor, (1, 2.5, torch.float16), {}, (), (), 0, UNKNOWN)
     read_spec, read_call = load_data(dump_data((spec, call)))

@@ -55,7 +55,7 @@ def test_a_kind_that_no_file_has_is_ruled_out_without_its_text(tmp_path: Path) -
     assert not store.may_have("s4.1")
 
 
-def test_files_of_other_processes_are_seen(tmp_path: Path) -> None:
+def test_files_of_storees_are_seen(tmp_path: Path) -> None:
     store = Store(str(tmp_path), BOUND)
     assert not store.may_have(KEY.brief)
     stored(tmp_path)
@@ -138,8 +138,8 @@ def test_an_old_file_that_was_never_finished_is_removed(tmp_path: Path) -> None:
     left = tmp_path / "s3.1-abc.ltc.4711.1"
     left.write_bytes(b"half")
     os.utime(left, (1, 1))
-    stored_elsewhere = Store(str(tmp_path), BOUND)
-    stored_elsewhere.put(KEY, "", b"compiled")
+    store = Store(str(tmp_path), BOUND)
+    store.put(KEY, "", b"compiled")
     assert not left.exists()
 
 

@@ -110,7 +110,7 @@ def test_a_failing_decomposition_names_the_call_and_its_line() -> None:
     assert f"recorded at {__file__}:" in str(caught.value)
 
 
-def test_a_decomposition_of_another_geometry_is_not_used() -> None:
+def test_a_decomposition_of_another_shape_is_not_used() -> None:
     program, numbers = record(lambda x: x.cos() + 1, X)
     table = {torch.ops.aten.cos.default: lambda x: x.sum(0)}
     functional = verify(functionalize(program, numbers, set(), table).program)

@@ -16,7 +16,7 @@ aten = torch.ops.aten
 
 
 def ask(op: OpOverload, *args: Any, groups: list[int] | None = None, **kwargs: Any) -> Inferred:
-    """Infer a call on CPU tensors, of which only the geometry is looked at."""
+    """Infer a call on CPU tensors, of which only the shape is looked at."""
     specs: list[Spec] = []
 
     def place(value: Any) -> Any:
@@ -142,7 +142,7 @@ def test_an_error_is_not_remembered() -> None:
 
 
 @pytest.mark.parametrize("device", ["meta", "cpu"])
-def test_stand_ins_have_the_geometry_and_share_as_told(device: str) -> None:
+def test_stand_ins_have_the_shape_and_share_as_told(device: str) -> None:
     base = torch.zeros(4, 3)
     tensors = [base.t(), base[1], torch.zeros(2, dtype=torch.complex64).conj()]
     made = stand_ins([spec_of(t) for t in tensors], [0, 0, 2], device)

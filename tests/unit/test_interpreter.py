@@ -31,7 +31,7 @@ def nothing_pending() -> Iterator[None]:
 
 
 def record(function: Callable[..., object], *inputs: Tensor) -> Program:
-    """The program that the function records on inputs of these geometries, and its numbers."""
+    """The program that the function records on inputs of these shapes, and its numbers."""
     moved = [value.to("ltc") for value in inputs]
     torch_ltc.sync(wait=True)
     out = function(*moved)
@@ -81,7 +81,6 @@ def test_duplicate_and_unused_outputs(either: Backend) -> None:
 
 
 def test_failing_call_loses_what_depends_on_it_and_nothing_else() -> None:
-    # lesson 11
     program = record(
         lambda x, index: (x + 1, F.embedding(index, x), F.embedding(index, x).sum() + x, x * 3),
         torch.zeros(2, 2),
@@ -99,7 +98,6 @@ def test_failing_call_loses_what_depends_on_it_and_nothing_else() -> None:
 
 
 def test_lost_inputs_lose_their_dependents_without_a_new_failure() -> None:
-    # lesson 11
     program = record(lambda x, y: (x + 1, y + 1), torch.zeros(2), torch.zeros(2))
     lost = PoisonedTensorError("gone")
     outcome = run(InterpreterBackend(), program, lost, torch.zeros(2), scalars=(1, 1))

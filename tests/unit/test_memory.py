@@ -257,6 +257,7 @@ def known_entries() -> list[CachedProgram]:
     return [entry for node in recorder.tree.nodes() for entry in node.programs.values()]
 
 
+@pytest.mark.blocking_tiers
 def test_a_compiled_program_without_memory_names_its_largest_result(monkeypatch: pytest.MonkeyPatch) -> None:
     torch_ltc.ir_cache.reset()
     x = torch.ones(1000).to("ltc")

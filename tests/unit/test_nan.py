@@ -175,6 +175,7 @@ def test_results_and_updated_inputs_are_those_of_the_normal_run():
     assert [finding.op for finding in found] == ["aten::div_.Tensor"]
 
 
+@pytest.mark.blocking_tiers
 def test_compiled_programs_are_searched_too():
     with registered(RecordedBackend), torch_ltc.use_backend("recorded") as backend:
         for sign in (1.0, 1.0, 1.0, -1.0):

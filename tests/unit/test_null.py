@@ -36,7 +36,7 @@ def test_it_says_that_it_does_not_compute() -> None:
     assert not NullBackend.computes
 
 
-def test_results_have_the_recorded_geometry() -> None:
+def test_results_have_the_recorded_shape() -> None:
     program = null_program(lambda x: ((x @ x).t(), x.sum(0), x > 0), torch.rand(3, 3))
     results = NullBackend().compile(program)(torch.rand(3, 3))
     specs = program.specs()

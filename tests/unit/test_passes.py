@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import torch_ltc
-from tests.semantics.test_random_programs import grow
 from tests.support.backends import FunctionalBackend, record, run_functional
+from tests.support.random_programs import grow
 from torch_ltc.lowering.decomposition_tables import core_aten, only_ours
 from torch_ltc.lowering.functionalize import functionalize
 from torch_ltc.lowering.lower import functional_form
@@ -470,10 +470,10 @@ def test_calls_keep_their_lines() -> None:
     assert all(isinstance(call, Call) and call.source.file == __file__ for call in program.calls)
 
 
-def symbolic(program: Program, *geometries: SymbolicShape) -> Program:
-    """The program with these geometries of its first values, which look alike in the program that is compiled."""
+def symbolic(program: Program, *shapes: SymbolicShape) -> Program:
+    """The program with these shapes of its first values, which look alike in the program that is compiled."""
     symbols = (Symbol("s0", 3, True), Symbol("s1", 3, True))
-    return replace(program, symbols=symbols, geometry=dict(enumerate(geometries)))
+    return replace(program, symbols=symbols, geometry=dict(enumerate(shapes)))
 
 
 ROWS, COLUMNS = Size("s0", 3), Size("s1", 3)

@@ -69,7 +69,6 @@ def test_fingerprint_depends_on_the_program_alone() -> None:
 
 
 def test_published_bytes_bring_back_the_very_entry_whatever_the_fingerprints(monkeypatch: pytest.MonkeyPatch) -> None:
-    # lesson 1
     monkeypatch.setattr(program_cache, "fingerprint", lambda program: FAKE)
     executables = ExecutableCache()
     entries = [compiled_entry() for _ in range(20)]
@@ -113,7 +112,6 @@ def last_call_may_fail(function: Callable[[Tensor, Tensor], object]) -> bool:
 
 
 def test_which_calls_may_fail_on_data() -> None:
-    # lesson 11
     may = [
         lambda x, y: torch.nn.functional.embedding(x.long(), y),
         lambda x, y: x.gather(0, y.long()),
@@ -157,7 +155,6 @@ def step_through_views(x: Tensor, y: Tensor) -> Tensor:
 
 
 def test_inputs_written_before_a_call_that_may_fail_are_put_back() -> None:
-    # lesson 11
     assert inputs_to_restore(record(step_then_look_up)) == (0,)
     assert inputs_to_restore(record(look_up_then_step)) == ()
     assert inputs_to_restore(record(step_through_views)) == (0, 1)

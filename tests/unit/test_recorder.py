@@ -41,7 +41,7 @@ def test_calls_are_recorded_as_they_happen_views_and_in_place_calls_included() -
     assert z.shape == (3, 3)
 
 
-def test_an_input_is_brought_in_once_for_each_geometry() -> None:
+def test_an_input_is_brought_in_once_for_each_shape() -> None:
     x = torch.zeros(4).to("ltc")
     view = x[1:3]
     torch_ltc.sync(wait=True)

@@ -24,7 +24,7 @@ class Nothing(Backend):
         raise NotImplementedError
 
 
-def test_backends_in_the_box_are_registered() -> None:
+def test_built_in_backends_are_registered() -> None:
     assert {"interpreter", "torchscript"} <= set(registry.names())
     assert registry.reference is registry.get("interpreter")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.browser.made import made_findings, made_recording
+from tests.support.made_recordings import made_findings, made_recording
 from torch_ltc.debug.recording import from_json
 from torch_ltc.debug.report import Report, report_html, write_report
 

@@ -23,6 +23,8 @@ from torch_ltc.debug import dump_repro, repro
 from torch_ltc.errors import BackendWarning, ExecutionError, LtcError
 from torch_ltc.lowering.interface import Form
 
+pytestmark = pytest.mark.blocking_tiers
+
 
 @pytest.fixture(autouse=True)
 def own_policy(monkeypatch: pytest.MonkeyPatch) -> None:

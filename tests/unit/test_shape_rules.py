@@ -91,7 +91,7 @@ class Question:
 
 
 class Comparison(TorchDispatchMode):
-    """Compares rule and inference for every call that runs, once per geometry."""
+    """Compares rule and inference for every call that runs, once per shape."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -383,7 +383,7 @@ class Net(torch.nn.Module):
         return self.head(self.layer(self.embedding(words)).mean(1) + pooled[:, :8])
 
 
-def test_training_asks_pytorch_for_no_geometry(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_asks_pytorch_for_no_shape(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     model = Net().to("ltc")
     optimizer = torch.optim.AdamW(model.parameters(), lr=torch.tensor(0.01).item())

@@ -1,4 +1,4 @@
-"""Geometries: one object each, with the facts that recording asks for."""
+"""Shapes: one object each, with the facts that recording asks for."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 
 from torch_ltc.program.spec import contiguous_strides, interned_count, make_spec, row_major, spec_of
 
-GEOMETRIES = [
+SHAPES = [
     torch.zeros(2, 3),
     torch.zeros(2, 3).t(),
     torch.zeros(5)[2:],
@@ -22,8 +22,8 @@ GEOMETRIES = [
 ]
 
 
-@pytest.mark.parametrize("tensor", GEOMETRIES, ids=lambda tensor: repr(spec_of(tensor)))
-def test_equal_geometries_are_one_object(tensor: torch.Tensor) -> None:
+@pytest.mark.parametrize("tensor", SHAPES, ids=lambda tensor: repr(spec_of(tensor)))
+def test_equal_shapes_are_one_object(tensor: torch.Tensor) -> None:
     spec = spec_of(tensor)
     twin = make_spec(
         tensor.dtype, tuple(tensor.size()), tensor.stride(), tensor.storage_offset(), tensor.is_conj(), tensor.is_neg()
@@ -35,7 +35,7 @@ def test_equal_geometries_are_one_object(tensor: torch.Tensor) -> None:
     assert spec.key == twin.key
 
 
-def test_geometries_that_differ_in_one_thing_are_different_objects() -> None:
+def test_shapes_that_differ_in_one_thing_are_different_objects() -> None:
     base = make_spec(torch.float32, (2, 3), (3, 1))
     others = [
         make_spec(torch.float64, (2, 3), (3, 1)),
@@ -48,7 +48,7 @@ def test_geometries_that_differ_in_one_thing_are_different_objects() -> None:
     assert len({id(spec) for spec in [base, *others]}) == 7
 
 
-@pytest.mark.parametrize("tensor", GEOMETRIES, ids=lambda tensor: repr(spec_of(tensor)))
+@pytest.mark.parametrize("tensor", SHAPES, ids=lambda tensor: repr(spec_of(tensor)))
 def test_extent_is_the_least_storage_that_holds_the_tensor(tensor: torch.Tensor) -> None:
     spec = spec_of(tensor)
     assert spec.numel == tensor.numel()

@@ -37,12 +37,12 @@ def entry(*size: int, function: Callable[[Tensor], Any] = torch.exp) -> CachedPr
 
 
 class Runs:
-    """Runs of programs, as far as families see them."""
+    """Runs of programs, as far as specializations see them."""
 
     def __init__(self, backend: Backend | None = None) -> None:
         self.specializations = Specializations()
         self.backend = backend or SymbolicBackend()
-        # A family lives as long as a program of it.
+        # A cache lives as long as a program of it.
         self._kept: list[CachedProgram] = []
 
     def lookup(self, entry: CachedProgram, *numbers: object) -> Lookup:
@@ -61,7 +61,7 @@ class Runs:
         return made
 
 
-def test_a_program_is_asked_for_when_its_family_is_hot() -> None:
+def test_a_program_is_asked_for_when_its_specialization_is_hot() -> None:
     runs = Runs()
     assert runs.lookup(entry(4, 3)) == Lookup()
     result = runs.lookup(entry(5, 3))
@@ -89,7 +89,7 @@ def test_one_request_is_under_way_at_a_time() -> None:
     assert runs.request(entry(6, 3)) is not request
 
 
-def test_new_programs_are_served_at_first_sight() -> None:
+def test_new_programs_are_served_at_their_first_execution() -> None:
     runs = Runs()
     runs.lookup(entry(4, 3))
     executable = runs.make(runs.request(entry(5, 3)))

@@ -94,7 +94,6 @@ def test_numbers_are_parameters_of_the_function() -> None:
 
 
 def test_a_long_program_is_cut_into_functions_that_give_the_same() -> None:
-    # lesson 8
     x = torch.ones(2).to("ltc")
     torch_ltc.sync(wait=True)
 

@@ -52,7 +52,6 @@ def test_a_path_is_found_again_and_not_added_twice() -> None:
 
 
 def test_keys_with_equal_hashes_are_told_apart() -> None:
-    # lesson 1
     tree = Tree()
     first, second = grow(tree, SameHash("a")), grow(tree, SameHash("b"))
     assert first is not second
@@ -145,7 +144,6 @@ def test_pruned_paths_can_be_recorded_again() -> None:
 
 @pytest.mark.parametrize("drop", ["prune", "clear"])
 def test_a_long_path_is_walked_and_dropped_without_recursion(drop: str) -> None:
-    # lesson 8
     tree = Tree()
     end = grow(tree, *range(50_000))
     assert len(tree.path(end)) == 50_000

@@ -21,6 +21,8 @@ from torch_ltc.lowering.interface import Arguments, Backend, Form
 from torch_ltc.lowering.kernel_call import run_call
 from torch_ltc.program.instruction import Program
 
+pytestmark = pytest.mark.blocking_tiers
+
 
 @contextmanager
 def validated(backend: Backend | type[Backend]) -> Iterator[None]:

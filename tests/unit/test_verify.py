@@ -177,7 +177,7 @@ def test_updates_of_inputs_that_are_not_there_or_twice(functional: Program) -> N
     refused(replace(functional, updates=(Update(-1, update.number),)), r"updates the inputs \[-1\] of 2")
 
 
-def test_an_update_of_another_geometry() -> None:
+def test_an_update_of_another_shape() -> None:
     program, numbers = record(lambda x, y: (x.add_(1), y.sum())[1], torch.zeros(2), torch.zeros(2))
     functional = functionalize(program, numbers, set(), core_aten()).program
     total = functional.outputs[0]

@@ -115,7 +115,7 @@ def test_assigning_takes_the_data_of_another_handle() -> None:
         held.assign(BackendData.from_tensor(torch.ones(3)))
 
 
-def test_a_handle_of_another_geometry_is_read_as_a_tensor() -> None:
+def test_a_handle_of_another_shape_is_read_as_a_tensor() -> None:
     held = handle(torch.arange(4.0).view(2, 2))
     turned = make_spec(torch.float32, (2, 2), (1, 2))
     assert array_of(held, turned).tolist() == jnp.asarray([[0.0, 2.0], [1.0, 3.0]]).tolist()

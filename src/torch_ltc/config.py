@@ -37,7 +37,7 @@ _FALSE_WORDS = frozenset({"0", "false", "no", "off", ""})
 
 
 class Origin(Enum):
-    """Where the value of a setting came from."""
+    """The origin of a setting's value."""
 
     DEFAULT = "default"  # nobody chose: the value in the table
     ENVIRONMENT = "env"  # the environment variable, when the package was imported
@@ -46,7 +46,7 @@ class Origin(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What one setting may hold, and what it is for."""
+    """One setting: its type, range, default, variable and meaning."""
 
     name: str
     default: Value
@@ -58,7 +58,7 @@ class Setting:
     read: Callable[[str], Value] | None = None
 
     def allowed(self) -> str:
-        """What the setting may hold, in words."""
+        """The accepted values, in words."""
         if self.choices:
             return "one of " + ", ".join(repr(choice) for choice in self.choices)
         if isinstance(self.default, bool):
@@ -68,7 +68,7 @@ class Setting:
         return "a string"
 
     def accepts(self, value: object) -> bool:
-        """Whether the setting may hold `value`."""
+        """True when the setting accepts `value`."""
         # bool is a subclass of int: a flag is no count, and a count is no flag.
         if type(value) is not type(self.default):
             return False
@@ -346,7 +346,7 @@ class Settings:
         return tuple(SETTINGS)
 
     def origin(self, name: str) -> Origin:
-        """Where the present value of the setting `name` came from."""
+        """The origin of the present value of the setting `name`."""
         return self._origins[_find(name).name]
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""What happened, as small values handed to whoever listens: the only channel from the pipeline to its observers.
+"""Events: small values for observers, the only channel out of the pipeline.
 
 The pipeline emits, and knows nobody who listens; metrics, reports and tests subscribe. An event of a kind that nobody
 listens to costs one dictionary lookup.
@@ -39,7 +39,7 @@ __all__ = [
 
 
 class SyncReason(Enum):
-    """Why a pending program was cut and queued; the value is the sentence for reports."""
+    """The reason of a sync; the value is the sentence for reports."""
 
     EXPLICIT = "the program called sync() or mark_step()"
     READ = "a value was read"
@@ -97,7 +97,7 @@ class CompileEvent:
 
 @dataclass(frozen=True, slots=True)
 class LoadEvent:
-    """What a backend compiled of a program in an earlier process was loaded from `folder`."""
+    """The executable that an earlier process compiled was loaded from `folder`."""
 
     program: int
     backend: str
@@ -276,7 +276,7 @@ def subscribe(listener: Listener, *kinds: type) -> Callable[[], None]:
 
 
 def has_listeners(kind: type) -> bool:
-    """Whether anybody listens to `kind`: lets an emitter skip work that only makes the event."""
+    """True when anybody listens to `kind`: lets an emitter skip work that only makes the event."""
     return kind in _subscriptions
 
 

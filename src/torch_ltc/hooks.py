@@ -36,11 +36,13 @@ class Hook(Generic[P, R]):
         self._callbacks = (*self._callbacks, callback)
 
         def remove() -> None:
+            """Call it no more."""
             self._callbacks = tuple(one for one in self._callbacks if one is not callback)
 
         return remove
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> None:
+        """Call every callback."""
         for callback in self._callbacks:
             callback(*args, **kwargs)
 

@@ -165,7 +165,7 @@ def _quantiles(samples: Iterable[tuple[int, float]]) -> dict[float, float]:
 
 @dataclass(slots=True)
 class Block:
-    """What a `with recorded()` block counted, filled when the block ends; the values are those of `snapshot`."""
+    """The counts of a `with recorded()` block, filled when the block ends; the values are those of `snapshot`."""
 
     counters: dict[str, int] = field(default_factory=dict)
     metrics: dict[str, dict[str, Any]] = field(default_factory=dict)

@@ -46,7 +46,7 @@ def current_store() -> Store:
 
 @dataclass(frozen=True, slots=True)
 class ArtifactContext:
-    """What an artifact depends on besides its program: backend, strictness and global torch state; and its store."""
+    """The dependences of an artifact besides its program, backend, strictness and global torch state; and its store."""
 
     backend: Backend
     strict: bool

@@ -1,7 +1,7 @@
-"""Threads on which programs are compiled and loaded while the executor goes on.
+"""Compile threads: jobs run here while the executor goes on.
 
-Each lane is one thread that takes its work in order. Nobody waits for a lane but `wait`; at exit what is unfinished is
-abandoned.
+Each queue has one thread that takes its jobs in order. Only `wait` waits for them; at exit unfinished jobs are
+cancelled.
 """
 
 from __future__ import annotations
@@ -24,41 +24,43 @@ _EXIT_S = 2.0
 
 
 class Background:
-    """Lanes by name, and what is under way on them."""
+    """Job queues by name, each with its thread."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._lanes: dict[str, queue.SimpleQueue[_Work]] = {}
+        self._queues: dict[str, queue.SimpleQueue[_Work]] = {}
         self._threads: list[threading.Thread] = []
-        # What is queued or under way: lane and title.
+        # Queue and title of each job that waits or is under way.
         self._titles: dict[int, tuple[str, str]] = {}
         self._closed = self._stopped = False
         self._last = 0
 
-    def submit(self, lane: str, title: str, work: Callable[[], None]) -> None:
-        """Queue `work`, which must not raise. `title` says what it is for reports."""
+    def submit(self, queue_name: str, title: str, work: Callable[[], None]) -> None:
+        """Queue a job, which must not raise. `title` names it in reports."""
         with self._changed:
             if self._closed:
                 return
             self._last += 1
             identity = self._last
-            self._titles[identity] = (lane, title)
-            waiting = self._lanes.get(lane)
+            self._titles[identity] = (queue_name, title)
+            waiting = self._queues.get(queue_name)
             if waiting is None:
-                waiting = self._lanes[lane] = queue.SimpleQueue()
+                waiting = self._queues[queue_name] = queue.SimpleQueue()
                 # A daemon: the end of the process must not wait for a compiler. `stop` ends it in order where it can.
-                thread = threading.Thread(target=self._serve, args=(waiting,), name=f"torch_ltc {lane}", daemon=True)
+                thread = threading.Thread(
+                    target=self._serve, args=(waiting,), name=f"torch_ltc {queue_name}", daemon=True
+                )
                 self._threads.append(thread)
                 thread.start()
             waiting.put((identity, work))
 
     def titles(self) -> list[str]:
-        """What is queued or under way, oldest first."""
+        """Titles of the jobs that wait or are under way, oldest first."""
         with self._changed:
             return [title for _, title in self._titles.values()]
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Return True when nothing is queued or under way, False when the time is over before that."""
+        """Return True when no job waits or is under way, False when the time is over before that."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._titles or self._stopped, timeout_s)
 
@@ -71,14 +73,16 @@ class Background:
         return self._stopped
 
     def stop(self, finish: str) -> None:
-        """Abandon everything but what is left on the lane `finish`. At exit."""
+        """Cancel every job but those of the queue `finish`. At exit."""
         deadline = time.monotonic() + _EXIT_S
         with self._changed:
             self._closed = True
-            self._changed.wait_for(lambda: all(lane != finish for lane, _ in self._titles.values()), _EXIT_S)
+            self._changed.wait_for(
+                lambda: all(queue_name != finish for queue_name, _ in self._titles.values()), _EXIT_S
+            )
             self._stopped = True
             self._changed.notify_all()
-        for waiting in self._lanes.values():
+        for waiting in self._queues.values():
             waiting.put(None)
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
@@ -92,10 +96,10 @@ class Background:
             except CompileCancelled:
                 return
             except BaseException:
-                # Work reports its own failures; what comes here is a mistake in it.
+                # A job reports its own failures; what comes here is a defect in it.
                 sys.excepthook(*sys.exc_info())
             finally:
-                # Nothing that it holds lives until there is more to do.
+                # Nothing that the job refers to outlives it.
                 del item, work
                 with self._changed:
                     self._titles.pop(identity, None)

@@ -1,4 +1,4 @@
-"""Compiling in another process: starts it when it is first needed, speaks with it, ends it.
+"""The compiler client: starts the compiler process when it is first needed, sends requests, ends it.
 
 Used by one thread at a time.
 """
@@ -26,11 +26,11 @@ _BOOT = (
 
 
 class CompilerDied(Exception):
-    """The process that compiles has ended in the middle of its work, or cannot be started."""
+    """The compiler process died in the middle of a request, or cannot be started."""
 
 
 class CompilerClient:
-    """The one process that compiles for this one."""
+    """The one compiler process of this process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -45,7 +45,7 @@ class CompilerClient:
         return None if process is None or process.poll() is not None else process.pid
 
     def request(self, request: bytes) -> Answer:
-        """Have a program compiled. Raises `CompilerDied`."""
+        """The answer to a compile request. Raises `CompilerDied`."""
         with self._requesting:
             return self._request(request)
 
@@ -60,7 +60,7 @@ class CompilerClient:
             message = None
         if message is None:
             self.end()
-            raise CompilerDied(f"the process that compiles ended with status {process.returncode}")
+            raise CompilerDied(f"the compiler process died with status {process.returncode}")
         made: Answer = pickle.loads(message)
         return made
 

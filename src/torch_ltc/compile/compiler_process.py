@@ -1,4 +1,4 @@
-"""The process that compiles programs for another one: takes requests from standard input, answers on standard output.
+"""The compiler process: compiles programs for its parent, requests on standard input, answers on standard output.
 
 It has no terminal, no signals of the user's and none of the user's modules. It ends with its parent, or when it has had
 nothing to do for a while.
@@ -34,8 +34,8 @@ _LOOK_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came of a request: the compiled program as bytes, or why the backend cannot compile it (with the parts of
-    the error and where it came from), or why this process cannot."""
+    """The answer to a request: the executable as bytes, or the parts of the error with which the backend refuses the
+    program, or why this process is unable to compile it."""
 
     data: bytes = b""
     duration_s: float = 0.0
@@ -70,7 +70,7 @@ def _read(pipe: IO[bytes], count: int) -> bytes | None:
 
 
 def answer(request: bytes) -> Answer:
-    """Compile what is asked for."""
+    """Compile one request."""
     began = time.perf_counter()
     try:
         versions, rest = pickle.loads(request)
@@ -91,7 +91,7 @@ def answer(request: bytes) -> Answer:
         made = refusal(backend.name, asked.program, error)
         return Answer(refused=_parts(made, error))
     if data is None:
-        return Answer(unable=f"{backend.name} cannot write down what it made of this program")
+        return Answer(unable=f"{backend.name} cannot serialize what it made of this program")
     return Answer(data, time.perf_counter() - began)
 
 

@@ -1,6 +1,6 @@
-"""Files in which compiled programs are kept for later processes.
+"""The disk cache: files of compiled programs for later processes.
 
-One file per compiled program, named by a hash of its key and found by comparing the key, which is in the file, in full.
+One file per artifact, named by a hash of its key and found by comparing the key, which is in the file, in full.
 Files are written under another name and then renamed, so that several processes may use one folder. Whatever is wrong
 with a file makes it a miss. A file that another user could have written is not read: what it holds is executed.
 """
@@ -31,14 +31,14 @@ _DIGEST_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """What a compiled program is right for, as text, and a part of it that costs nothing to compare."""
+    """The key of an artifact, as text, and a brief part of it that costs nothing to compare."""
 
     brief: str
     text: str
 
     @property
     def name(self) -> str:
-        """How the names of its files begin."""
+        """The prefix of its file names."""
         return f"{self.brief}-{hashlib.blake2b(self.text.encode(), digest_size=_DIGEST_BYTES).hexdigest()}"
 
 
@@ -55,7 +55,7 @@ class Stored:
 
 
 class Store:
-    """A folder of files, at most `bound_bytes` large; the empty name stands for none."""
+    """A folder of artifacts, at most `bound_bytes` large; the empty name stands for none."""
 
     def __init__(self, folder: str, bound_bytes: int) -> None:
         self.folder = folder
@@ -83,7 +83,7 @@ class Store:
         return brief in self._briefs
 
     def find(self, key: Key) -> Iterator[tuple[str, bytes]]:
-        """Every file that was kept under this key, with what is in it; the latest used first."""
+        """Every file with this key, and its contents; the latest used first."""
         if not self.may_have(key.brief):
             return
         prefix = key.name + "-"
@@ -105,7 +105,7 @@ class Store:
         return [name for _, name in sorted(found, reverse=True)]
 
     def put(self, key: Key, variant: str, data: bytes) -> bool:
-        """Keep `data`; what was kept under the same key and variant is replaced. True when it is there."""
+        """Write `data`, in the place of what had the same key and variant. True when it is written."""
         if not self._writable:
             return False
         text = key.text.encode()
@@ -126,14 +126,14 @@ class Store:
             _remove(unfinished)
             # Once is enough, to try and to say so.
             self._writable = False
-            log.warning("cannot write to %s, nothing more is kept there: %s", self.folder, error)
+            log.warning("cannot write to %s, nothing more is cached there: %s", self.folder, error)
             return False
         with self._lock:
             self._keep_bounded()
         return True
 
     def drop(self, path: str) -> None:
-        """Remove a file that turned out to be of no use."""
+        """Remove a corrupt or stale file."""
         _remove(path)
 
     def files(self) -> list[Stored]:
@@ -155,7 +155,7 @@ class Store:
         return sorted(found, key=lambda file: (file.used_s, file.path))
 
     def _keep_bounded(self) -> None:
-        """Remove the files that were not used for longest."""
+        """Evict the least recently used files."""
         files = self.files()
         newest = files[-1].used_s if files else 0.0
         left = sum(file.size_bytes for file in files)
@@ -183,7 +183,7 @@ def read_key(path: str) -> str:
 
 
 def _read(path: str, text: bytes) -> bytes | None:
-    """What is in a file, if it is whole, ours, and was kept under this key."""
+    """The contents of a file, if it is whole, ours, and has this key."""
     try:
         with open(path, "rb") as file:
             if not _trusted(os.fstat(file.fileno())):

@@ -214,7 +214,7 @@ def compiling_now() -> list[str]:
 
 
 def summary() -> str:
-    """How many programs were compiled in this process, and how many were loaded from artifacts of earlier ones."""
+    """The numbers of programs compiled in this process and loaded from artifacts of earlier ones, as text."""
     compiled = metrics.counter_value("Compile") or 0
     loaded = metrics.counter_value("CompileLoaded") or 0
     folder = cache_folder() or "nowhere: nothing is cached on disk"

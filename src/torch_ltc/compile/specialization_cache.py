@@ -50,8 +50,8 @@ _tickets = itertools.count(1)
 
 @dataclass(frozen=True, slots=True)
 class CacheMiss:
-    """Why the executables that there are do not fit: the short name of the cause, a sentence, and the user's line.
-    Empty when there are none."""
+    """The reason why no cached executable fits: the short name of the cause, a sentence, and the user's line.
+    Empty when there is no executable."""
 
     cause: str = ""
     text: str = ""
@@ -401,8 +401,8 @@ def _request(
     numbers: Sequence[object],
     backend: Backend,
 ) -> CompileRequest | None:
-    """What to lower for a program and those that share its cache; None if it must be for the program alone, and the
-    cache is not its own."""
+    """A request for a program and those that share its cache; None if it must be for the program alone, and the cache
+    is not its own."""
     specialization = None if cache.alone else _specialization(cache, entries, entry, backend)
     if specialization is None and not cache.alone:
         return None
@@ -417,7 +417,7 @@ def _request(
 
 
 def _miss_of_own(shared: SpecializationCache, entry: CachedProgram, backend: Backend) -> CacheMiss:
-    """Why a program is compiled by itself although others have its symbolic key."""
+    """The reason why a program is compiled by itself although others have its symbolic key."""
     static, call = shared.entries(backend).static, shared.addressing[backend.form is Form.RECORDED]
     if static:
         return CacheMiss("size", static, entry.program.calls[0].source)
@@ -430,7 +430,7 @@ def _miss_of_own(shared: SpecializationCache, entry: CachedProgram, backend: Bac
 def _specialization(
     cache: SpecializationCache, entries: _BackendEntries, entry: CachedProgram, backend: Backend
 ) -> Specialization | None:
-    """Which integers become symbols; None if all must be constants of this program alone."""
+    """The integers that become symbols; None if all must be constants of this program alone."""
     if entries.static:
         return None
     if backend.form is Form.RECORDED:
@@ -451,7 +451,7 @@ def _has_empty_input(values: Values, lengths: Sequence[bool]) -> bool:
 
 
 def _cache_miss(entries: _BackendEntries, entry: CachedProgram, numbers: Sequence[object]) -> CacheMiss:
-    """Why the latest executable does not fit, in the user's terms."""
+    """The reason why the latest executable does not fit, in the user's terms."""
     if not entries.compiled:
         return CacheMiss()
     executable, program = entries.compiled[-1], entry.program

@@ -23,7 +23,7 @@ __all__ = ["TRANSITIONS", "CompileStatus", "State"]
 
 
 class State(enum.Enum):
-    """Where a program is on its way to compiled code."""
+    """A stage on a program's way to compiled code."""
 
     INTERPRETED = "the interpreter runs it: it is not hot yet, or no executable fits it"
     QUEUED = "the interpreter runs it; its compile job waits for a thread"

@@ -53,7 +53,7 @@ class TierPolicy:
         )
 
     def context(self) -> ArtifactContext:
-        """What an executable that is compiled now depends on."""
+        """The dependences of an executable that is compiled now."""
         return ArtifactContext(self.backend, self.strict, self.store, TorchState.current())
 
 

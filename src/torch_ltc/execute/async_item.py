@@ -1,4 +1,4 @@
-"""Reading a number without a sync: the value comes when the program that computes it has run anyway."""
+"""Asynchronous reads of numbers: the value comes when the program that computes it has run anyway."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class AsyncItem:
         self._future = executor.submit(lambda: _item(physical(buffer, spec)), wait=False)
 
     def done(self) -> bool:
-        """Whether the number is there; never waits or syncs."""
+        """True when the number is there; never waits or syncs."""
         return self._future is not None and self._future.done()
 
     def result(self) -> Number:

@@ -1,5 +1,5 @@
-"""What holds the memory: a running total of the live buffers, kept when they get their data and when they die, by the
-call or line that made them; what the physical device says; and what an error for lack of memory should tell.
+"""Memory accounting: a running total of the live buffers by the call or line that made them, the figures of the
+physical device, and what an out-of-memory error adds.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class MemoryCount:
         self.peak_bytes = self.current_bytes
 
     def largest(self, count: int, since: int = 0) -> list[Holding]:
-        """What holds most, largest first: live buffers by the line and the call that made them. Runs are counted from
+        """The largest holdings first: live buffers by the line and the call that made them. Runs are counted from
         that of number `since` on."""
         groups: dict[tuple[str, Source], list[tuple[int, int]]] = {}
         # A copy, which is made in one go: buffers may die meanwhile.
@@ -135,8 +135,8 @@ memory = MemoryCount()
 
 
 def physical_figures() -> dict[str, int]:
-    """What the physical device says of its memory, in bytes: on CUDA what PyTorch's allocator says of that device, else
-    how much the process has in memory, now and at most."""
+    """Memory figures of the physical device in bytes: on CUDA those of PyTorch's allocator, else the resident size of
+    the process, now and at most."""
     device = physical_device()
     if device.type == "cuda":
         stats = torch.cuda.memory_stats(device)
@@ -168,7 +168,7 @@ def summary_text(figures: Mapping[str, int], physical: Mapping[str, int], holdin
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether this error, or the one that caused it, says that there is no memory left."""
+    """True when this error, or one that caused it, is an out-of-memory error."""
     while error is not None:
         if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
             return True

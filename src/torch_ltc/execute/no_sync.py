@@ -1,4 +1,4 @@
-"""Whether a sync may happen now: `no_sync` forbids it to the thread that enters it.
+"""The sync guard: `no_sync` forbids syncs to the thread that enters it.
 
 A backward pass runs on threads of PyTorch's own, for a thread that waits meanwhile; what is forbidden to any thread is
 forbidden to every backward pass.
@@ -19,7 +19,7 @@ __all__ = ["allow_sync", "no_sync", "sync_guard"]
 
 
 class _SyncGuard:
-    """The threads that may not sync. Empty nearly always: whoever syncs looks at it first."""
+    """The threads that may not sync; nearly always none."""
 
     def __init__(self) -> None:
         self.threads: set[int] = set()

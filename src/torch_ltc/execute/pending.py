@@ -23,7 +23,7 @@ from torch_ltc.record.recorder import recorder
 
 
 def pending_entry_for(tensors: Sequence[torch.Tensor]) -> CachedProgram:
-    """What is kept for the pending program with exactly these tensors as outputs."""
+    """The cache entry of the pending program with exactly these tensors as outputs."""
     with recorder.lock:
         numbers = []
         for tensor in tensors:
@@ -73,8 +73,8 @@ def pending_inputs() -> tuple[list[int], list[object]]:
 
 
 def uncomputed(tensor: torch.Tensor) -> str:
-    """What is known of a tensor's value while it is not computed: "pending", or "queued" behind other programs, with
-    the call that makes it; empty when it is computed. Neither syncs nor waits."""
+    """The state of a tensor that is not computed: "pending", or "queued" behind other programs, with the call that
+    makes it; empty when it is computed. Neither syncs nor waits."""
     buffer = buffer_of(tensor)
     with recorder.lock:
         if not touched(buffer):

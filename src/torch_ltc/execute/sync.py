@@ -45,7 +45,7 @@ from torch_ltc.record.recorder import pending_full, recorder
 
 Result = TypeVar("Result")
 
-# Geometries kept, and programs kept that differ only in which results were still held.
+# Bounds on interned specs, and on programs that differ only in their live outputs.
 _MOST_SPECS = 200_000
 _MOST_LIVE_SETS = 16
 
@@ -60,7 +60,7 @@ def live_outputs() -> list[Buffer]:
 
 
 def pending_entry(outputs: list[Buffer]) -> tuple[CachedProgram, bool]:
-    """What is kept for the pending program, and whether it was known."""
+    """The cache entry of the pending program, and whether it was known."""
     leaf = recorder.node
     live = tuple([buffer.number - recorder.base for buffer in outputs])
     entry: CachedProgram | None = leaf.programs.get(live)
@@ -249,7 +249,7 @@ def read(tensor: torch.Tensor, use: Callable[[torch.Tensor], Result], what: str)
 
 
 def read_buffer(buffer: Buffer, spec: Spec, use: Callable[[torch.Tensor], Result], what: str) -> Result:
-    """As `read`, for a buffer seen with geometry `spec`."""
+    """As `read`, for a buffer seen as `spec`."""
     if sync_guard.threads:
         sync_guard.check(SyncReason.READ)
     began = time.perf_counter()
@@ -269,7 +269,7 @@ def read_buffer(buffer: Buffer, spec: Spec, use: Callable[[torch.Tensor], Result
 
 
 def _read(buffer: Buffer, spec: Spec, use: Callable[[torch.Tensor], Result]) -> tuple[Result, float]:
-    """What `use` gives, and how long the thread waited for the program."""
+    """The result of `use`, and how long the thread waited for the program."""
     with recorder.lock:
         if touched(buffer):
             cut(SyncReason.READ)

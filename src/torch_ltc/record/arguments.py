@@ -14,7 +14,7 @@ NUMBER_TYPES = frozenset({int, float, bool, complex})
 
 
 def statics_of(operator: Operator, values: tuple[Any, ...]) -> Key:
-    """What the returns depend on besides the operands: static arguments, and types of numbers."""
+    """The part of a call besides its operands that its results depend on: static arguments, and types of numbers."""
     parts: list[Any] = []
     for argument, value in zip(operator.arguments, values, strict=True):
         kind = argument.kind

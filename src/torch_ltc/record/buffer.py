@@ -33,7 +33,7 @@ def physical_device() -> torch.device:
 class Buffer:
     """State of one storage.
 
-    - `number` >= the recorder's base: a pending instruction defines it, as value `number`, with geometry `spec`.
+    - `number` >= the recorder's base: a pending instruction defines it, as value `number`, with spec `spec`.
     - `number` is -1 and there is no `data`: nobody has written to it yet.
     - otherwise `data` holds its physical tensor, or a backend's handle on it, once the program that defines it has run.
     - `error`: the call that should have made it failed; every read says so.
@@ -71,7 +71,7 @@ class Buffer:
         return max(self.spec.extent() * self.spec.dtype.itemsize, self.grown_bytes)
 
     def physical(self, spec: Spec, device: torch.device) -> torch.Tensor:
-        """The physical tensor seen with geometry `spec`. For the executor's thread, after the defining job has run."""
+        """The physical tensor seen as spec `spec`. For the executor's thread, after the defining job has run."""
         data = self.data
         if data is None:
             # Never written: memory with whatever is in it, as eager's `empty` gives.
@@ -95,7 +95,7 @@ class Buffer:
 
 
 def new_buffer(spec: Spec, number: int = -1, data: torch.Tensor | None = None) -> Buffer:
-    """A buffer of this geometry: defined by a pending value, holding data, or neither."""
+    """A buffer with this spec: defined by a pending value, holding data, or neither."""
     buffer = Buffer()
     buffer.number = number
     buffer.spec = spec
@@ -123,7 +123,7 @@ def attach(tensor: torch.Tensor, buffer: Buffer) -> None:
 
 
 def remembered(error: LtcError) -> tuple[LtcError, weakref.ref[LtcError]]:
-    """What a buffer keeps of the error that lost it: a copy, and the error itself as long as somebody else has it.
+    """The error that lost a buffer as the buffer refers to it: a copy, and a weak reference to the error itself.
 
     A buffer that kept an error that was raised would keep the user's variables for ever, itself among them: a storage
     is no place that Python's garbage collector looks into.

@@ -1,4 +1,4 @@
-"""Where in the user's code an instruction was recorded.
+"""Call sites: the line of the user's code that records an instruction.
 
 The stack is walked only when a new tree node is made: a program that was recorded before costs nothing here. Frames of
 PyTorch and of torch_ltc are skipped, so that the innermost line is one the user wrote.

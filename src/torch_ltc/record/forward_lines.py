@@ -1,4 +1,4 @@
-"""Which line of the forward pass a call of the backward pass belongs to.
+"""Forward lines of backward calls: the line of the forward pass that a call of the backward pass belongs to.
 
 Autograd numbers its nodes in the order in which forward calls make them. Counted from the beginning of a program, a
 call has the same number whenever the program is recorded, so that a known program tells the lines of its nodes without

@@ -1,4 +1,4 @@
-"""From the arguments of a call to its template: what of it belongs to the program, and what changes from run to run."""
+"""The operands of a new instruction: arguments with value numbers and scalar slots in the place of run-time inputs."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _scalars: dict[tuple[int, type], Scalar] = {}
 class CallOperands:
     """A call as a program holds it.
 
-    `args`, `kwargs` and `operands` are those of the instruction. `asked` are the arguments as rules of geometry want
-    them, in schema order, what is known of the geometry of a tensor in its place.
+    `args`, `kwargs` and `operands` are those of the instruction. `shape_args` are the arguments as shape rules take
+    them, in schema order, with the spec of each tensor in its place.
     """
 
     # A plain slots class: one is built per new instruction.
-    __slots__ = ("args", "kwargs", "operands", "asked")
+    __slots__ = ("args", "kwargs", "operands", "shape_args")
 
-    def __init__(self, filled: list[Any], operator: Operator, operands: list[int], asked: list[Any]) -> None:
+    def __init__(self, filled: list[Any], operator: Operator, operands: list[int], shape_args: list[Any]) -> None:
         keywords = operator.keywords
         if keywords:
             split = operator.positional
@@ -37,45 +37,45 @@ class CallOperands:
             self.args = tuple(filled)
             self.kwargs = {}
         self.operands = tuple(operands)
-        self.asked = asked
+        self.shape_args = shape_args
 
 
 def make_operands(
     key: tuple[Any, ...], operator: Operator, values: Sequence[Any], slot: int, specs: Sequence[Spec | None]
 ) -> CallOperands:
-    """The template of the call with this key: value numbers, scalar slots from `slot` on, and markers in place of what
-    changes. `specs` are the geometries of values by number."""
+    """The operands of the call with this key: value numbers, scalar slots from `slot` on, and markers in place of
+    run-time inputs. `specs` are those of values by number."""
     filled: list[Any] = []
-    asked: list[Any] = []
+    shape_args: list[Any] = []
     operands: list[int] = []
     place = 1
     for kind, value, default in zip(operator.kinds, values, operator.defaults, strict=True):
         if kind is _GENERATOR or kind is _DROPPED:
             filled.append(None if kind is _DROPPED else DEVICE_GENERATOR)
-            asked.append(None)
+            shape_args.append(None)
             continue
         part = key[place]
         place += 1
         if kind is _TENSOR and part.__class__ is int:
             operands.append(part)
             filled.append(_values[part] if part < len(_values) else _value(part))
-            asked.append(specs[part])
+            shape_args.append(specs[part])
         elif kind is _STATIC or part is None:
             filled.append(part)
-            asked.append(value)
+            shape_args.append(value)
         elif part is DEFAULT:
             filled.append(default)
-            asked.append(default)
+            shape_args.append(default)
         elif kind is _TENSORS or kind is _SCALARS:
-            slot = _add_list(part, value, slot, specs, filled, asked, operands)
+            slot = _add_list(part, value, slot, specs, filled, shape_args, operands)
         elif kind is _STATIC_SCALAR or kind is _DEVICE:
             filled.append(value if kind is _STATIC_SCALAR else PHYSICAL_DEVICE if part else None)
-            asked.append(value)
+            shape_args.append(value)
         else:
             filled.append(scalar_operand(slot, part))
-            asked.append(value)
+            shape_args.append(value)
             slot += 1
-    return CallOperands(filled, operator, operands, asked)
+    return CallOperands(filled, operator, operands, shape_args)
 
 
 def _add_list(
@@ -84,26 +84,26 @@ def _add_list(
     slot: int,
     specs: Sequence[Spec | None],
     filled: list[Any],
-    asked: list[Any],
+    shape_args: list[Any],
     operands: list[int],
 ) -> int:
     """Add a list of tensors or numbers; the slot of the number that comes next."""
     items: list[Any] = []
-    geometries: list[Any] = []
+    specs_of_items: list[Any] = []
     for part, value in zip(parts, values, strict=True):
         if part is None:
             items.append(None)
-            geometries.append(None)
+            specs_of_items.append(None)
         elif part.__class__ is int:
             operands.append(part)
             items.append(_values[part] if part < len(_values) else _value(part))
-            geometries.append(specs[part])
+            specs_of_items.append(specs[part])
         else:
             items.append(scalar_operand(slot, part))
-            geometries.append(value)
+            specs_of_items.append(value)
             slot += 1
     filled.append(tuple(items))
-    asked.append(geometries)
+    shape_args.append(specs_of_items)
     return slot
 
 

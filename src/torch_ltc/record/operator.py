@@ -1,4 +1,4 @@
-"""How an operator's arguments take part in a recording, read off its schema once."""
+"""Operators as the recorder sees them: the part that each argument plays in a recording, from the schema."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from torch_ltc.shapes.rules import rule_of
 
 
 class Kind(enum.Enum):
-    """What the recorder does with an argument."""
+    """The part of an argument in a recording."""
 
     TENSOR = "its value number is in the key; a Python number may stand in its place"
     TENSORS = "a list of the former"
     SCALAR = "its type is in the key, its value is a run-time input"
     SCALARS = "a list of run-time inputs, their types in the key"
     STATIC = "it is in the key as it is"
-    STATIC_SCALAR = "type and value are in the key: the result's geometry depends on it"
+    STATIC_SCALAR = "type and value are in the key: the result's shape depends on it"
     GENERATOR = "None: the device's generator; anything else is handled where it stands"
     DEVICE = "replaced by the physical device when the program runs"
     DROPPED = "has no meaning on the device (pin_memory)"

@@ -1,6 +1,6 @@
-"""Geometry and memory of the values on the way to a node of the tree.
+"""Specs and aliasing of the values on the path to a node of the tree.
 
-Asking tensors for their geometry takes microseconds each. What the values of a pending program are is known from its
+Reading sizes and strides off tensors takes microseconds each. The values of a pending program are known from its
 instructions, and only needed where an instruction is new.
 """
 
@@ -15,12 +15,12 @@ from torch_ltc.program.spec import Spec
 from torch_ltc.program.tree import Node
 
 # Afterwards a tensor looks at its memory in another way than the value that it is.
-_CHANGES_GEOMETRY = torch.ops.aten.resize_.default
+_RESIZE = torch.ops.aten.resize_.default
 
 
 class PathValues:
-    """What is known of the values of one path, by value number: `specs` (None: ask the tensor) and `roots`, which are
-    equal for values that share memory."""
+    """The values of one path, by value number: `specs` (None: read it off the tensor) and `roots`, which are equal for
+    values that share memory."""
 
     __slots__ = ("specs", "roots", "_node")
 
@@ -49,7 +49,7 @@ class PathValues:
         self._node = node
 
     def of(self, numbers: Sequence[int], groups: bool) -> tuple[list[Spec | None], list[int] | None]:
-        """The geometries of these values, and, if asked for, what is equal for those that share memory."""
+        """The specs of these values, and, if asked for, what is equal for those that share memory."""
         specs = self.specs
         return [specs[number] for number in numbers], [self.roots[number] for number in numbers] if groups else None
 
@@ -67,7 +67,7 @@ class PathValues:
                 for item, number in zip(instruction.flat_returns, numbers, strict=True):
                     if number >= 0:
                         self._add_value(instruction, item)
-            if instruction.op is _CHANGES_GEOMETRY:
+            if instruction.op is _RESIZE:
                 for number in instruction.operands:
                     self.specs[number] = None
 

@@ -88,7 +88,7 @@ class Recorder:
     """The pending program. `base` is the absolute number of its first value, `count` that of the next one.
 
     A tensor's `_ltc` attribute is the absolute number of its value: below `base`, it is stale. It is only a cache; the
-    truth is the buffer on the storage plus the tensor's geometry.
+    truth is the buffer on the storage plus the tensor's spec.
     """
 
     __slots__ = (
@@ -162,7 +162,7 @@ class Recorder:
             buffer: Buffer = storage_of(value).handle  # type: ignore[attr-defined]
         except (AttributeError, TypeError, NotImplementedError):
             return self._other_operand(value, operator)
-        # The tensor's own number comes first: after a resize, buffer and geometry alone do not tell it from a view.
+        # The tensor's own number comes first: after a resize, buffer and spec alone do not tell it from a view.
         number: int = getattr(value, "_ltc", -1)
         if number < self.base:
             number = value._ltc = self.value_of(buffer, spec_of(value))
@@ -206,7 +206,7 @@ class Recorder:
         return self._input(buffer, spec)
 
     def remember_view(self, buffer: Buffer, spec: Spec, number: int) -> None:
-        """Let later lookups of this geometry on this buffer find value `number`."""
+        """Let later lookups of this spec on this buffer find value `number`."""
         if buffer.views_base != self.base or buffer.views is None:
             buffer.views = {}
             buffer.views_base = self.base
@@ -237,7 +237,7 @@ class Recorder:
         self.buffers.append(buffer)
 
     def _derive(self, buffer: Buffer, spec: Spec) -> int:
-        """Record the views that lead from the buffer's defining value to geometry `spec`."""
+        """Record the views that lead from the buffer's defining value to `spec`."""
         number, have = buffer.number, buffer.spec
         if have.dtype is not spec.dtype:
             if have.dtype.is_complex and have.dtype.to_real() is spec.dtype:
@@ -362,7 +362,7 @@ class Recorder:
         self.forward.begin()
 
     def preview(self, operator: Operator, values: tuple[Any, ...]) -> Inferred:
-        """What would come of the call; nothing is recorded."""
+        """Shape inference of a call that is not recorded."""
         tensors = operand_tensors(operator, values)
         return self._infer(operator, values, [spec_of(t) for t in tensors], storage_groups(tensors), ())
 
@@ -388,8 +388,8 @@ class Recorder:
         if len(seen) >= _CHECKED_SCALARS:
             child.checked = None
             return
-        template = self._operands_of(child.key, operator, values)
-        if self._quick(operator, template) is None:
+        operands = self._operands_of(child.key, operator, values)
+        if self._by_rule(operator, operands) is None:
             tensors = operand_tensors(operator, values)
             self._infer(operator, values, [spec_of(t) for t in tensors], storage_groups(tensors), numbers)
         seen.add(numbers)
@@ -398,10 +398,10 @@ class Recorder:
         self, key: Key, operator: Operator, values: tuple[Any, ...], specs: Sequence[Spec] | None = None
     ) -> Node:
         """A new child for this call. `specs` are those of its operands, where there are no tensors to ask."""
-        template = self._operands_of(key, operator, values)
-        returns = self._quick(operator, template)
+        operands = self._operands_of(key, operator, values)
+        returns = self._by_rule(operator, operands)
         if returns is None:
-            returns = self._ask(operator, values, specs)
+            returns = self._by_pytorch(operator, values, specs)
         first = self.count - self.base
         numbers = result_numbers(returns, first)
         source = call_source(2)
@@ -412,9 +412,9 @@ class Recorder:
             sequence = self.forward.number_of(values)
         call = Call(
             operator.op,
-            template.args,
-            template.kwargs,
-            template.operands,
+            operands.args,
+            operands.kwargs,
+            operands.operands,
             returns,
             first,
             source,
@@ -425,7 +425,7 @@ class Recorder:
         )
         child = self.tree.add(self.node, key, call)
         child.made = len(numbers) - numbers.count(-1)
-        cache_result_specs(child, returns, template.operands, self.path_values.specs)
+        cache_result_specs(child, returns, operands.operands, self.path_values.specs)
         if operator.checks_numbers and self.numbers:
             child.checked = {tuple(self.numbers)}
         return child
@@ -434,15 +434,15 @@ class Recorder:
         self.path_values.follow(self.node)
         return make_operands(key, operator, values, len(self.scalars), self.path_values.specs)
 
-    def _quick(self, operator: Operator, template: CallOperands) -> Returns | None:
-        """What the call returns by rule, or None."""
+    def _by_rule(self, operator: Operator, operands: CallOperands) -> Returns | None:
+        """The returns of the call by shape rule, or None."""
         if operator.rule is None:
             return None
-        specs, groups = self.path_values.of(template.operands, groups=bool(operator.written))
-        return quick(operator.rule, template.asked, specs, groups)
+        specs, groups = self.path_values.of(operands.operands, groups=bool(operator.written))
+        return quick(operator.rule, operands.shape_args, specs, groups)
 
-    def _ask(self, operator: Operator, values: tuple[Any, ...], specs: Sequence[Spec] | None) -> Returns:
-        """What the call returns, asked of PyTorch."""
+    def _by_pytorch(self, operator: Operator, values: tuple[Any, ...], specs: Sequence[Spec] | None) -> Returns:
+        """The returns of the call, inferred by PyTorch."""
         # Numbers take part where they are checked: what is remembered of other numbers says nothing about these.
         numbers = tuple(self.numbers) if operator.checks_numbers else ()
         if specs is not None:

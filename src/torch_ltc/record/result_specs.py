@@ -1,4 +1,4 @@
-"""How kernels make the results of a known call at once: worked out when the call is new, kept on its node."""
+"""Result specs on the nodes of the tree, from which kernels make the results of a known call at once."""
 
 from __future__ import annotations
 

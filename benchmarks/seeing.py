@@ -2,7 +2,7 @@
 
 Owns the measurement of the history, the metrics and the sources alone. One process; each round measures with and
 without, in an order that alternates, and a ratio is taken round by round before the median. The sync stands outside the
-timing of the chain and inside that of the steps. "first sight" records programs that were never recorded before, which
+timing of the chain and inside that of the steps. "first recording" records programs that were never recorded before, which
 is where lines, modules and forward lines are looked for; a known program costs nothing for them.
 
     python -m benchmarks.seeing [--json] [--rounds N]
@@ -131,7 +131,7 @@ def checked(check: str) -> Callable[[], float]:
     return measured
 
 
-def first_sight() -> Callable[[], float]:
+def first_recording() -> Callable[[], float]:
     """A training step of a batch size that was not there before: each of its calls is new."""
     net, optimizer = network(LAYERS, 8)
     sizes = itertools.count(2)
@@ -148,7 +148,7 @@ WORKLOADS: dict[str, tuple[Callable[[], Callable[[], float]], Callable[[], objec
     "200 additions": (chain, without_listeners),
     "step of 2 layers": (lambda: step(2, 4), without_listeners),
     "step of 12 layers": (lambda: step(LAYERS, 8), without_listeners),
-    "first sight, 12 layers": (first_sight, without_sources),
+    "first recording, 12 layers": (first_recording, without_sources),
     "check = nan": (lambda: checked("nan"), without_checks),
     "check = validate": (lambda: checked("validate"), without_checks),
 }

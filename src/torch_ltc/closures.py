@@ -1,8 +1,8 @@
 """Step closures: functions that run after a sync, in the step or on a thread of their own.
 
-Owns the closures that wait for the end of the step, and the one thread that runs asynchronous closures. That thread
-is the exception to the rule that only the executor starts threads: a closure is the user's code, reads tensors and
-may block for long, and must never hold up the worker that computes what it reads.
+Owns the closures that wait for the end of the step, and the one thread that runs asynchronous closures. It is a thread
+of its own, beside the executor's and the compile threads: a closure is the user's code, reads tensors and may block for
+long, and must never hold up the worker that computes what it reads.
 """
 
 import atexit

@@ -45,6 +45,8 @@ CALLS: dict[str, Call] = {
     "attention of three dimensions with a mask": lambda x: F.scaled_dot_product_attention(
         *[x.view(1, 3, 4)] * 3, attn_mask=x.view(1, 3, 4)[..., :3] > 0
     ),
+    "attention of nothing": lambda x: F.scaled_dot_product_attention(*[x.view(1, 3, 4)[:0]] * 3),
+    "attention to nothing": lambda x: F.scaled_dot_product_attention(x.view(1, 3, 4), *[x.view(1, 3, 4)[:, :0]] * 2),
     "causal attention": lambda x: F.scaled_dot_product_attention(*[x.view(1, 1, 3, 4)] * 3, is_causal=True),
     "mse_loss": lambda x: F.mse_loss(x, x * 2),
     "l1_loss": lambda x: F.l1_loss(x, x * 2),

@@ -182,6 +182,18 @@ def test_default_device_makes_tensors_and_modules_there() -> None:
     assert torch.get_default_device().type == "cpu"
 
 
+@pytest.mark.skipif(not hasattr(torch.accelerator, "random"), reason="torch.accelerator.random is there from 2.14 on")
+def test_accelerator_random_speaks_of_the_device() -> None:
+    random = torch.accelerator.random
+    torch.ltc.manual_seed(7)
+    assert random.initial_seed() == random.initial_seed("ltc:0") == random.initial_seed(0) == 7
+    state = torch.ltc.get_rng_state()
+    assert torch.equal(random.get_rng_state(), state)
+    assert torch.equal(random.get_rng_state("ltc"), state)
+    [only] = random.get_rng_state_all()
+    assert torch.equal(only, state)
+
+
 def test_accelerator_functions_speak_of_the_device() -> None:
     accelerator = torch.accelerator
     assert accelerator.is_available()

@@ -144,3 +144,18 @@ def test_a_step_compiles_once_when_a_number_varies_from_the_start() -> None:
         assert torch.equal(x.cpu(), expected)
     assert len(compiles) == 1
     assert [len(program.numbers) for program in made.programs] == [1]
+
+
+def test_addmm_and_addmv_broadcast_without_an_expand_on_every_version() -> None:
+    matrix, vector = torch.rand(2, 3), torch.rand(3)
+    for function, given in (
+        (torch.addmm, (torch.rand(4), matrix, torch.rand(3, 4))),
+        (torch.addmv, (torch.rand(1), matrix, vector)),
+        (torch.addmm, (torch.ones(4, dtype=torch.int64), matrix.long(), torch.ones(3, 4, dtype=torch.int64))),
+        (torch.addmm, (torch.rand(4).bfloat16(), matrix.bfloat16(), torch.rand(3, 4).bfloat16())),
+    ):
+        program, numbers = record(function, *given)
+        form = functionalize(program, numbers, set(), core_aten())
+        assert "aten::expand" not in {call.name for call in form.program.calls}
+        [result] = run_functional(form.program, given)
+        torch.testing.assert_close(result, function(*given))

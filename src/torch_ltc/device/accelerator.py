@@ -21,6 +21,8 @@ _FUNCTIONS = (
     "synchronize",
     "set_stream",
 )
+# Of `torch.accelerator.random`, which PyTorch has from 2.14 on.
+_RANDOM_FUNCTIONS = ("get_rng_state", "get_rng_state_all", "initial_seed")
 
 
 def install_accelerator_functions() -> None:
@@ -28,3 +30,7 @@ def install_accelerator_functions() -> None:
     for name in _FUNCTIONS:
         if hasattr(torch.accelerator, name):
             setattr(torch.accelerator, name, getattr(device_module, name))
+    random = getattr(torch.accelerator, "random", None)
+    for name in _RANDOM_FUNCTIONS:
+        if hasattr(random, name):
+            setattr(random, name, getattr(device_module, name))

@@ -19,7 +19,7 @@ from torch_ltc.record.buffer import physical_device
 
 aten = torch.ops.aten
 # What `torch._fused_sdp_choice` answers.
-_FLASH, _EFFICIENT, _CUDNN = 1, 2, 3
+_MATH, _FLASH, _EFFICIENT, _CUDNN = 0, 1, 2, 3
 _MOST_CHOICES = 10_000
 _choices: dict[Any, int] = {}
 
@@ -54,6 +54,9 @@ def _attention_choice(
         made = [_stand_in(t) for t in tensors]
         choose: Any = torch._fused_sdp_choice
         choice = int(choose(*made, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa))
+        if not all(tensor.numel() for tensor in (query, key, value)):
+            # The fused kernels divide by sizes: eager does not call them, whatever the answer is.
+            choice = _MATH
         if len(_choices) >= _MOST_CHOICES:
             _choices.clear()
         _choices[known] = choice

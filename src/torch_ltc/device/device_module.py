@@ -153,8 +153,9 @@ def seed_all() -> int:
     return seed()
 
 
-def initial_seed() -> int:
+def initial_seed(device: _Device = None) -> int:
     """The seed in force."""
+    _check(device)
     return int(_in_order(lambda: device_random.generator.initial_seed()))
 
 

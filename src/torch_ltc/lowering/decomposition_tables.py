@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch._decomp import core_aten_decompositions, get_decompositions
+from torch._decomp.decompositions import pw_cast_for_opmath
 from torch._ops import OpOverload
 
 from torch_ltc.program.composite_gradients import FORMULAS
@@ -44,6 +45,27 @@ def lerp(self: torch.Tensor, end: torch.Tensor, weight: float) -> Any:
     return aten.sub.Tensor(end, aten.mul.Tensor(aten.sub.Tensor(end, self), 1 - weight))
 
 
+@pw_cast_for_opmath
+def addmm(self: torch.Tensor, mat1: torch.Tensor, mat2: torch.Tensor, beta: Any = 1, alpha: Any = 1) -> Any:
+    """A product of matrices and an addition that broadcasts. From 2.15 on PyTorch's own has an `expand` in between."""
+    return _added(self, aten.mm.default(mat1, mat2), beta, alpha)
+
+
+@pw_cast_for_opmath
+def addmv(self: torch.Tensor, mat: torch.Tensor, vec: torch.Tensor, beta: Any = 1, alpha: Any = 1) -> Any:
+    """As `addmm`, of a matrix and a vector; an empty product leaves the other summand its size."""
+    product = aten.mv.default(mat, vec)
+    return self * beta if product.numel() == 0 and beta != 0 else _added(self, product, beta, alpha)
+
+
+def _added(self: torch.Tensor, product: torch.Tensor, beta: Any, alpha: Any) -> Any:
+    if not self.is_floating_point() and not self.is_complex():
+        beta, alpha = int(beta), int(alpha)
+    product = product * alpha
+    # The product is laid out as the result is: it comes first.
+    return product if beta == 0 else product + self * beta
+
+
 _OURS: dict[OpOverload, Callable[..., Any]] = dict(FORMULAS)
 # Small, exact, and in neither form core ATen: every backend is glad not to see them.
 _ALSO_TAKEN_APART = (
@@ -77,6 +99,7 @@ def core_aten() -> Table:
     table.update(_list_operators())
     table.update(_OURS)
     table[aten.lerp.Scalar] = lerp
+    table[aten.addmm.default], table[aten.addmv.default] = addmm, addmv
     for op in _KEPT_WHOLE:
         table.pop(op, None)
     return table

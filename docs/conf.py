@@ -24,6 +24,7 @@ exclude_patterns = ["_build"]
 templates_path = ["_templates"]
 # Docstrings mark code as Markdown does, by single backticks.
 default_role = "code"
+smartquotes = False
 nitpicky = True
 # Python's, PyTorch's and JAX's own names are not part of this site, and their inventories need a network.
 nitpick_ignore_regex = [

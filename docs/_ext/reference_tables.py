@@ -1,16 +1,19 @@
 """Settings, metrics, errors and messages, from the tables of the code, in place of `<!-- made: NAME -->` on a page."""
 
+from __future__ import annotations
+
 import inspect
 import re
 from collections.abc import Callable
-from typing import Any
-
-from sphinx.application import Sphinx
+from typing import TYPE_CHECKING, Any
 
 from torch_ltc import errors
 from torch_ltc.config import SETTINGS
 from torch_ltc.debug.messages import MESSAGES
 from torch_ltc.metrics import COUNTERS, METRICS
+
+if TYPE_CHECKING:
+    from sphinx.application import Sphinx
 
 PLACE = re.compile(r"^<!-- made: (\w+) -->$", re.MULTILINE)
 UNITS = {"ns": "time", "bytes": "bytes", "": "number"}

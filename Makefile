@@ -12,7 +12,8 @@
 #   make bench         compare torch_ltc with eager, the original and torch.compile; hours
 #   make bench-quick   a short form of it, under five minutes
 #   make bench-gpu     the same on a CUDA device
-#   make docs          write the generated pages of docs/ anew
+#   make docs          build the documentation site into docs/_build/html; warnings are errors
+#   make docs-examples write what the examples of the documentation print now into its pages
 #   make screenshots   make the pictures of the report in docs/ anew
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
@@ -27,7 +28,7 @@ INSTALL := $(PIP) install --no-build-isolation --constraint $(CONSTRAINTS)
 TORCH ?= 2.15.0
 TORCH_VENV := .venv-torch-$(TORCH)$(if $(filter file,$(origin PYTHON)),,-$(notdir $(PYTHON)))
 
-.PHONY: demo test test-torch test-browser screenshots test-backends conformance check ops bench-trace bench bench-quick bench-gpu docs clean
+.PHONY: demo test test-torch test-browser screenshots test-backends conformance check ops bench-trace bench bench-quick bench-gpu docs docs-examples clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/installed-demo
@@ -76,11 +77,17 @@ bench-quick: $(VENV)/installed-backends $(VENV)/installed-demo
 bench-gpu: $(VENV)/installed-backends $(VENV)/installed-demo
 	$(RUN) -m benchmarks.gpu $(ARGS)
 
-docs: $(VENV)/installed-test
-	$(RUN) scripts/generate_docs.py
+# The pages of modules are made anew each time: one of a module that is gone would be an error.
+docs: $(VENV)/installed-docs
+	rm -rf docs/generated
+	$(RUN) -m sphinx --fail-on-warning --keep-going --jobs auto --doctree-dir docs/_build/doctrees docs docs/_build/html
+	@echo "open docs/_build/html/index.html"
+
+docs-examples: $(VENV)/installed-test
+	$(RUN) scripts/run_examples.py
 
 clean:
-	rm -rf $(VENV) .venv-torch-* build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf $(VENV) .venv-torch-* build docs/_build docs/generated .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
 
 $(VENV)/installed-torch: requirements/torch.txt $(CONSTRAINTS)
 	$(PYTHON) -m venv $(VENV)
@@ -103,4 +110,4 @@ $(TORCH_VENV)/installed-test: pyproject.toml $(CONSTRAINTS)
 	touch $@
 
 .PRECIOUS: $(VENV)/installed-torch $(VENV)/installed-demo $(VENV)/installed-test $(VENV)/installed-check \
-	$(VENV)/installed-backends $(VENV)/installed-browser
+	$(VENV)/installed-backends $(VENV)/installed-browser $(VENV)/installed-docs

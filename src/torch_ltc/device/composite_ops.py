@@ -9,11 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.autograd import forward_ad
 
 from torch_ltc.device.kernels import Kernel, make_kernel
-from torch_ltc.device.registration import composed, dispatch_modes, with_derivative
+from torch_ltc.device.registration import composed, with_derivative
 from torch_ltc.program.composite_gradients import is_batch_product, is_folded, linear_backward, matmul_backward
+from torch_ltc.pytorch.private import dispatch_modes, forward_ad
 
 aten = torch.ops.aten
 _PLAIN = (torch.Tensor, torch.nn.Parameter)

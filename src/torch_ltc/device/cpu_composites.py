@@ -15,6 +15,7 @@ import torch
 from torch_ltc.config import settings
 from torch_ltc.device.kernels import Kernel
 from torch_ltc.program.spec import Spec, spec_of
+from torch_ltc.pytorch.private import attention_choice
 from torch_ltc.record.buffer import physical_device
 
 aten = torch.ops.aten
@@ -52,8 +53,7 @@ def _attention_choice(
     choice = _choices.get(known)
     if choice is None:
         made = [_stand_in(t) for t in tensors]
-        choose: Any = torch._fused_sdp_choice
-        choice = int(choose(*made, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa))
+        choice = int(attention_choice(*made, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa))
         if len(_choices) >= _MOST_CHOICES:
             _choices.clear()
         _choices[known] = choice

@@ -11,7 +11,6 @@ import warnings
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from torch_ltc.config import settings
 from torch_ltc.deferred import deferred
@@ -24,6 +23,7 @@ from torch_ltc.execute.no_sync import sync_guard
 from torch_ltc.execute.random_state import device_random
 from torch_ltc.execute.sync import cut, physical
 from torch_ltc.program.spec import spec_of
+from torch_ltc.pytorch.private import pytree
 from torch_ltc.record.buffer import buffer_of, physical_device
 from torch_ltc.record.call_site import current_source
 from torch_ltc.record.operator import Kind, Operator

@@ -17,12 +17,12 @@ from collections.abc import Callable
 from types import CodeType, FunctionType
 from typing import Any
 
-from torch._ops import OpOverload
-
 from torch_ltc.config import forced_fallback_ops, settings
 from torch_ltc.device.fallback import run_eagerly
-from torch_ltc.device.registration import (
+from torch_ltc.device.tensors import make_results, new_tensors
+from torch_ltc.pytorch.private import (
     META_KEY,
+    OpOverload,
     as_strided,
     create_empty_tensor,
     function_modes,
@@ -30,7 +30,6 @@ from torch_ltc.device.registration import (
     refuse_data_pointer,
     use_meta,
 )
-from torch_ltc.device.tensors import make_results, new_tensors
 from torch_ltc.record.arguments import freeze
 from torch_ltc.record.buffer import Buffer, storage_of
 from torch_ltc.record.operator import DEFAULT, Argument, Kind, Operator

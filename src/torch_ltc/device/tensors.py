@@ -6,11 +6,12 @@ from typing import Any
 
 import torch
 
-from torch_ltc.device.registration import alias, alias_by, create_empty_tensor, refuse_data_pointer
+from torch_ltc.device.registration import alias, alias_by
 from torch_ltc.execute.memory import memory
 from torch_ltc.program.instruction import Call, Return, ReturnKind
 from torch_ltc.program.spec import Spec, contiguous_strides, make_spec
 from torch_ltc.program.tree import Node
+from torch_ltc.pytorch.private import conj_view, create_empty_tensor, neg_view, refuse_data_pointer
 from torch_ltc.record.arguments import operand_tensors
 from torch_ltc.record.buffer import Buffer, attach, buffer_of, new_buffer
 from torch_ltc.record.call_site import current_source
@@ -29,9 +30,9 @@ def new_tensor(buffer: Buffer, spec: Spec) -> torch.Tensor:
         tensor = alias(base, spec.size, spec.stride, spec.offset)
     attach(tensor, buffer)
     if spec.conj:
-        tensor = torch._conj(tensor)
+        tensor = conj_view(tensor)
     if spec.neg:
-        tensor = torch._neg_view(tensor)
+        tensor = neg_view(tensor)
     return tensor
 
 

@@ -9,19 +9,20 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch._dynamo.convert_frame import compile_lock
-from torch._functorch import config as functorch_config
-from torch._inductor import config as inductor_config
-from torch._inductor import lowering as inductor_lowering
-from torch._inductor.compile_fx import compile_fx, compile_fx_inner
-from torch._inductor.decomposition import select_decomp_table
-from torch._inductor.loop_body import InterpreterShim
-from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from torch_ltc.backends.inductor.artifact import direct_call, dump, load
 from torch_ltc.backends.inductor.graph import Built, build, example_inputs
 from torch_ltc.backends.inductor.preconditions import divides_by_zero, indexes_unknown
+from torch_ltc.backends.inductor.private import (
+    InterpreterShim,
+    compile_fx,
+    compile_fx_inner,
+    compile_lock,
+    functorch_config,
+    inductor_config,
+    inductor_lowering,
+    select_decomp_table,
+)
 from torch_ltc.backends.inductor.random_state import random_state_left_alone
 from torch_ltc.errors import CompileError
 from torch_ltc.lowering.backend_data import BackendData
@@ -33,6 +34,7 @@ from torch_ltc.lowering.symbolic import SymbolicSizes
 from torch_ltc.program.instruction import Call, Program, SymbolicShape
 from torch_ltc.program.spec import Spec, make_spec
 from torch_ltc.program.specialization import known_sizes
+from torch_ltc.pytorch.private import FakeTensorMode, OpOverload
 
 # Compiling with PyTorch's lock held keeps apart from a torch.compile on another thread. That thread may itself wait for
 # the device, so that the lock is not waited for without end.

@@ -8,8 +8,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import torch
-
+from torch_ltc.backends.torchscript.private import create_function, parse_ir
 from torch_ltc.lowering.gil import yield_gil
 
 __all__ = ["dump_function", "load_function"]
@@ -25,7 +24,7 @@ def dump_function(function: Any) -> bytes | None:
     text = _NO_RESULT.sub(r"\1", graph.str(False))
     yield_gil()
     try:
-        read = torch._C.parse_ir(text, True)
+        read = parse_ir(text, True)
     except RuntimeError:
         return None
     yield_gil()
@@ -35,9 +34,9 @@ def dump_function(function: Any) -> bytes | None:
 
 def load_function(data: bytes) -> Any:
     """What `dump_function` wrote. Its nodes stand on no lines of the user's."""
-    graph = torch._C.parse_ir(data.decode(), True)
+    graph = parse_ir(data.decode(), True)
     yield_gil()
-    return torch._C._create_function_from_graph(_PLAIN, graph)
+    return create_function(_PLAIN, graph)
 
 
 def _same(first: Any, second: Any) -> bool:

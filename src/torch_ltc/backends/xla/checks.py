@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 
 import jax.numpy as jnp
 from jax import Array
-from torch._ops import OpOverload
 
 from torch_ltc.backends.xla.promotion import Operand, category, result_dtype
 from torch_ltc.backends.xla.table import overload
+from torch_ltc.pytorch.private import OpOverload
 
 Check = Callable[..., "Array | None"]
 CheckFunction = TypeVar("CheckFunction", bound=Check)

@@ -7,10 +7,9 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch._decomp import get_decompositions
-from torch._ops import OpOverload
 
 from torch_ltc.lowering.decomposition_tables import core_aten
+from torch_ltc.pytorch.private import OpOverload, get_decompositions
 
 aten = torch.ops.aten
 

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
-from torch._ops import OpOverload
 
 from torch_ltc.errors import BackendError
+from torch_ltc.pytorch.private import OpOverload
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

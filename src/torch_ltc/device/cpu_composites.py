@@ -1,7 +1,7 @@
 """Operators that PyTorch composes differently for the CPU than for other devices.
 
 CPU eager is the oracle, to the bit: what the CPU computes with one fused kernel, or in another order, is recorded
-that way here too. On another physical device PyTorch's own composition is kept.
+that way here too. On another physical device PyTorch's own composition is used.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _attention_choice(
     scale: float | None,
     enable_gqa: bool,
 ) -> int:
-    """Which attention kernel eager would choose on the physical device for tensors of this geometry."""
+    """The attention kernel that eager chooses on the physical device for tensors of these shapes."""
     tensors = (query, key, value, mask)
     specs: list[tuple[Spec, bool] | None] = [None if t is None else (spec_of(t), t.requires_grad) for t in tensors]
     cuda = torch.backends.cuda

@@ -91,7 +91,7 @@ def _run(operator: Operator, values: tuple[Any, ...]) -> Any:
         raise
     owners = {tensor.untyped_storage()._cdata: (leaves[i], tensor) for i, tensor in real.items()}
     for i, tensor in real.items():
-        _adopt_geometry(leaves[i], tensor)
+        _adopt_shape(leaves[i], tensor)
     return pytree.tree_map(lambda item: _wrap(item, owners), out)
 
 
@@ -99,7 +99,7 @@ def _names_device(leaf: object) -> bool:
     return isinstance(leaf, torch.device) and leaf.type == "ltc"
 
 
-def _adopt_geometry(lazy: torch.Tensor, real: torch.Tensor) -> None:
+def _adopt_shape(lazy: torch.Tensor, real: torch.Tensor) -> None:
     """An in-place or out call may have changed the sizes of its target."""
     if lazy.size() != real.size() or lazy.stride() != real.stride():
         lazy.data = alias(lazy, tuple(real.size()), real.stride(), real.storage_offset())

@@ -7,7 +7,7 @@ directly.
 What a specialised kernel does, for a call with one fresh result:
   1. look up each tensor's value number (an attribute; the recorder's slow path when it is missing or stale),
   2. compare the key (operator, numbers, static arguments) with the tree child that came next last time,
-  3. make the result tensor from the geometry kept on that child.
+  3. make the result tensor from the spec on that child.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ def register_name(module: ModuleType) -> None:
         )
     if current != NAME:
         torch.utils.rename_privateuse1_backend(NAME)
-    # A proxy that autoload put there gives way to the module itself.
+    # The module itself replaces the proxy that autoload put there.
     if getattr(torch, NAME, module) is not module:
         delattr(torch, NAME)
     if not hasattr(torch, NAME):

@@ -20,7 +20,7 @@ from torch_ltc.record.recorder import recorder
 
 
 def new_tensor(buffer: Buffer, spec: Spec) -> torch.Tensor:
-    """A device tensor of geometry `spec` on a new storage that holds `buffer`."""
+    """A device tensor of shape `spec` on a new storage that holds `buffer`."""
     if spec.contiguous:
         tensor = create_empty_tensor(spec.size, spec.dtype)
         refuse_data_pointer(tensor)
@@ -43,14 +43,14 @@ def empty_tensor(size: tuple[int, ...], stride: tuple[int, ...] | None, dtype: t
 
 
 def wrap_physical(data: torch.Tensor, spec: Spec) -> torch.Tensor:
-    """A device tensor on the memory of a physical one that has geometry `spec`."""
+    """A device tensor on the memory of a physical one that has shape `spec`."""
     buffer = new_buffer(spec, data=data)
     memory.hold(buffer, current_source(2))
     return new_tensor(buffer, spec)
 
 
 def view_tensor(operator: Operator, base: torch.Tensor, spec: Spec, values: tuple[Any, ...]) -> torch.Tensor:
-    """A device tensor of geometry `spec` on the storage of `base`."""
+    """A device tensor of shape `spec` on the storage of `base`."""
     if spec.dtype is base.dtype and spec.conj == base.is_conj() and spec.neg == base.is_neg():
         return alias(base, spec.size, spec.stride, spec.offset)
     return alias_by(operator.op, *values)

@@ -51,7 +51,7 @@ def inplace_view_kernel(op: OpOverload) -> Kernel | None:
 
 
 def resize_to(tensor: torch.Tensor, spec: Spec) -> None:
-    """Give `tensor` geometry `spec` on its own storage, which grows when it must."""
+    """Give `tensor` the shape `spec` on its own storage, which grows when it must."""
     with recorder.lock:
         buffer = buffer_of(tensor)
         if buffer.number < 0 and buffer.data is None:
@@ -62,7 +62,7 @@ def resize_to(tensor: torch.Tensor, spec: Spec) -> None:
             return
         buffer.grown_bytes = max(buffer.grown_bytes, spec.extent() * spec.dtype.itemsize)
         aliased = record(_ALIAS, (tensor,))
-        # The resize is recorded on an alias of its own: other tensors keep the old geometry.
+        # The resize is recorded on an alias of its own: other tensors keep the old shape.
         record(_RESIZE, (aliased, spec.size, None))
         number = aliased._ltc
         contiguous = make_spec(spec.dtype, spec.size, contiguous_strides(spec.size), spec.offset)

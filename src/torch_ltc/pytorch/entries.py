@@ -25,7 +25,7 @@ Kind = TypeVar("Kind", bound="Entry")
 
 
 class Risk(Enum):
-    """What another version of PyTorch could change."""
+    """The way in which another version of PyTorch could break an entry."""
 
     EXPERIMENTAL = "PyTorch calls it experimental: it may change in any release"
     INTERNAL = "no promise: it may be renamed, moved, or take other arguments in any release"
@@ -57,8 +57,9 @@ class Entry:
         if not self.is_expected():
             return None
         try:
-            if not load and _unloaded(self.path):
-                fine: object = _is_in_source(self.path)
+            source = None if load else _unloaded_source(self.path)
+            if source is not None:
+                fine: object = re.search(rf"\b{self.path.rpartition('.')[2]}\b", source)
             else:
                 fine = self.check(resolve(self.path))
         except Exception as error:
@@ -151,25 +152,15 @@ def resolve(path: str) -> Any:
     return found
 
 
-def _source(path: str) -> Path | None:
-    """The file of the module that `path` begins with, if it is written in Python."""
+def _unloaded_source(path: str) -> str | None:
+    """The text of the module that `path` begins with, if it is written in Python and not loaded."""
     parts = path.split(".")
     for end in range(len(parts) - 1, 1, -1):
         file = Path(torch.__file__).parent.joinpath(*parts[1:end])
         for candidate in (file.with_suffix(".py"), file / "__init__.py"):
             if candidate.exists():
-                return candidate
+                return None if ".".join(parts[:end]) in sys.modules else candidate.read_text()
     return None
-
-
-def _unloaded(path: str) -> bool:
-    source = _source(path)
-    return source is not None and all(getattr(m, "__file__", None) != str(source) for m in list(sys.modules.values()))
-
-
-def _is_in_source(path: str) -> bool:
-    source = _source(path)
-    return source is not None and re.search(rf"\b{path.rpartition('.')[2]}\b", source.read_text()) is not None
 
 
 def takes(*names: str) -> Check:

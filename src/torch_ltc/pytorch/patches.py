@@ -106,7 +106,7 @@ def _apply(entry: Patch, around: Around) -> Undo:
 
 
 class Changes:
-    """What the package changes in PyTorch, by the path of its entry in the table."""
+    """All changes of the package in PyTorch, by the path of their entries in the table."""
 
     def __init__(self) -> None:
         self._known: dict[str, Callable[[], Undo]] = {}

@@ -28,23 +28,22 @@ def _exists(found: object) -> bool:
     return True
 
 
+_MODES = ("mkldnn_enabled", "cudnn_enabled", "cudnn_benchmark", "cudnn_deterministic")
+
 # fmt: off
 # ---- private interfaces: the device -------------------------------------------------------------------------------
 table.add(
     Interface("torch._C._acc.create_empty_tensor", "makes a tensor of the device", "the device", _EXPERIMENTAL),
-    Interface("torch._C._acc.PrivateUse1Hooks", "hooks written in Python", "the device", _EXPERIMENTAL,
-              check=_is_class),
-    Interface("torch._C._acc.DeviceGuard", "a guard written in Python", "the device", _EXPERIMENTAL, check=_is_class),
+    Interface("torch._C._acc.PrivateUse1Hooks", "hooks in Python", "the device", _EXPERIMENTAL, check=_is_class),
+    Interface("torch._C._acc.DeviceGuard", "a guard in Python", "the device", _EXPERIMENTAL, check=_is_class),
     Interface("torch._C._acc.register_python_privateuseone_hook", "registers the hooks", "the device", _EXPERIMENTAL),
-    Interface("torch._C._acc.register_python_privateuseone_device_guard", "registers the guard", "backward",
-              _EXPERIMENTAL),
+    Interface("torch._C._acc.register_python_privateuseone_device_guard", "sets the guard", "backward", _EXPERIMENTAL),
     Interface("torch._C._get_privateuse1_backend_name", "finds another owner of the device slot",
               "a clear error when two packages claim the slot", _BINDING, check=lambda name: isinstance(name(), str)),
     Interface("torch._register_device_module", "publishes `torch.ltc`", "`torch.ltc`", _STABLE,
               check=takes("device_type", "module")),
     Interface("torch._C._autograd.DeviceType.PrivateUse1", "the guard's answer to autograd", "backward", check=_exists),
-    Interface("torch._C._set_throw_on_mutable_data_ptr", "makes data pointers raise", "refusal of null pointers",
-              _BINDING),
+    Interface("torch._C._set_throw_on_mutable_data_ptr", "makes data pointers raise", "`data_ptr` refuses", _BINDING),
     Interface("torch._C.Generator", "base of the device's generators", "`torch.Generator(device='ltc')`", _STABLE),
 )
 # ---- private interfaces: the dispatcher ---------------------------------------------------------------------------
@@ -55,10 +54,10 @@ table.add(
               check=lambda schema: [argument.name for argument in schema.arguments] == ["self", "other", "alpha"]),
     Interface("torch.ops.aten.add.Tensor._overloadname", "an overload's own name", "recording", _STABLE,
               check=lambda name: name == "Tensor"),
-    Interface("torch.ops.aten.add.Tensor._op_dk", "runs an overload's kernel for one dispatch key",
+    Interface("torch.ops.aten.add.Tensor._op_dk", "runs the kernel of one dispatch key",
               "composites, foreach", _BINDING),
     Interface("torch.ops.aten.add.Tensor._handle", "redispatches through autograd",
-              "derivatives of whole `linear`, `matmul`",
+              "derivatives of `linear`, `matmul`",
               _BINDING, check=lambda handle: callable(handle.redispatch_boxed)),
     Interface("torch.ops.aten.add.Tensor._can_decompose", "asks for a composite kernel", "lowering of composites"),
     Interface("torch.ops.aten.add.Tensor.redispatch", "runs a meta kernel on device tensors", "views", _BINDING),
@@ -112,10 +111,8 @@ table.add(
     Interface("torch._sync", "brings a functional tensor up to date", "functional programs"),
     Interface("torch._enable_functionalization", "turns functionalization on", "functional programs"),
     Interface("torch._disable_functionalization", "turns functionalization off", "functional programs"),
-    Interface("torch._fused_sdp_choice", "asks which attention kernel eager takes", "attention with eager's bits",
-              _BINDING),
-    Interface("torch._subclasses.fake_tensor.FakeTensorMode", "computes shapes", "functional programs",
-              check=_is_class),
+    Interface("torch._fused_sdp_choice", "asks which attention kernel eager takes", "bits of attention", _BINDING),
+    Interface("torch._subclasses.fake_tensor.FakeTensorMode", "shapes", "functional programs", check=_is_class),
     Interface("torch._decomp.core_aten_decompositions", "the table of decompositions", "functional programs"),
     Interface("torch._decomp.get_decompositions", "decompositions of chosen operators", "functional programs"),
     Interface("torch._dynamo.source.ConstantSource", "where a symbol comes from", "symbolic sizes", check=_is_class),
@@ -146,26 +143,12 @@ table.add(
     Interface("torch.autograd.profiler._is_profiler_enabled", "skips ranges while nobody profiles",
               "ranges in profiles",
               check=lambda on: on in (True, False)),
-    Interface("torch._C._profiler._RecordFunctionFast", "a range that modes do not see", "ranges in profiles",
-              _BINDING),
-    Interface("torch._C._profiler._ExperimentalConfig", "profiles all threads", "`torch_ltc.debug.profile`",
-              _EXPERIMENTAL),
-    Interface("torch._C._get_mkldnn_enabled", "a mode that kernels depend on", "disk cache keys, LSTM",
-              _STABLE, check=_is_bool),
-    Interface("torch._C._set_mkldnn_enabled", "the same mode in a compiler process", "compiling out of process",
-              _STABLE),
-    Interface("torch._C._get_cudnn_enabled", "a mode that kernels depend on", "disk cache keys", _STABLE,
-              check=_is_bool),
-    Interface("torch._C._set_cudnn_enabled", "the same mode in a compiler process", "compiling out of process",
-              _STABLE),
-    Interface("torch._C._get_cudnn_benchmark", "a mode that kernels depend on", "disk cache keys", _STABLE,
-              check=_is_bool),
-    Interface("torch._C._set_cudnn_benchmark", "the same mode in a compiler process", "compiling out of process",
-              _STABLE),
-    Interface("torch._C._get_cudnn_deterministic", "a mode that kernels depend on", "disk cache keys", _STABLE,
-              check=_is_bool),
-    Interface("torch._C._set_cudnn_deterministic", "the same mode in a compiler process", "compiling out of process",
-              _STABLE),
+    Interface("torch._C._profiler._RecordFunctionFast", "a range unseen by modes", "ranges in profiles", _BINDING),
+    Interface("torch._C._profiler._ExperimentalConfig", "sees all threads", "`torch_ltc.debug.profile`", _EXPERIMENTAL),
+    *(Interface(f"torch._C._get_{mode}", "a mode that kernels depend on", "disk cache keys", _STABLE, check=_is_bool)
+      for mode in _MODES),
+    *(Interface(f"torch._C._set_{mode}", "the same mode in a compiler process", "compiling out of process", _STABLE)
+      for mode in _MODES),
     Interface("torch.utils._pytree", "opens lists and dicts", "`to_cpu`, fallbacks, replay", _STABLE,
               check=lambda tree: tree.tree_flatten([1, {"a": 2}])[0] == [1, 2]),
     Interface("torch.utils._device._device_constructors", "lists the functions that take a device",
@@ -175,8 +158,7 @@ table.add(
               _STABLE,
               check=_is_class),
     Interface("torch.optim.Adam._init_group", "keeps step counters on the CPU", "`ltc run` of an optimizer", _STABLE),
-    Interface("torch.testing._comparison.default_tolerances", "the tolerance of a comparison",
-              "validation, conformance"),
+    Interface("torch.testing._comparison.default_tolerances", "tolerance of a comparison", "validation"),
     Interface("torch.testing._internal.common_methods_invocations.op_db", "every operator with samples",
               "`ltc conformance`, `make ops`", check=_exists),
 )
@@ -191,7 +173,7 @@ table.add(
                  "for the accelerator", "the device", _EXPERIMENTAL, reversible=False),
     Registration(OPTIMIZER_HOOK, "the sync; `settings.sync_after_optimizer = False` turns it off", "a step has no end"),
     Registration(PIN_MEMORY, "`pin_memory=True` while `ltc` is the accelerator", "pinned batches", _CALLERS),
-    Registration(COMPOSITE_GRADIENTS, "PyTorch has none: programs that run `linear` whole need them",
+    Registration(COMPOSITE_GRADIENTS, "PyTorch has none: programs with composite `linear` need them",
                  "backward of `linear`"),
 )
 
@@ -214,8 +196,7 @@ table.add(
     Patch("torch.utils.dlpack.to_dlpack", _POINTER, "libraries crash", _STABLE),
     Patch("torch.to_dlpack", _POINTER, "libraries crash", _STABLE),
     Patch("torch._C._to_dlpack", _POINTER, "libraries crash"),
-    Patch("torch._tensor_str._tensor_str", "printing reads once", "a dozen syncs for a `print`", check=takes("self",
-          "indent")),
+    Patch("torch._tensor_str._tensor_str", "printing reads once", "many syncs a print", check=takes("self", "indent")),
     *(Patch(f"torch.UntypedStorage.{name}", _STORAGE, "`torch.save`, pickle, `copy.deepcopy`", _CALLERS) for name in (
         "nbytes", "__len__", "cpu", "clone", "tolist", "__getitem__", "__repr__", "__reduce__", "data_ptr", "to",
                  "copy_",
@@ -245,7 +226,7 @@ table.add(
 
 
 def compatibility_table() -> str:
-    """What the package changes in PyTorch, as a Markdown table; a backend's changes once the backend is loaded."""
+    """All changes of the package in PyTorch, as a Markdown table; a backend's once the backend is loaded."""
     lines = ["| changed | why | without it |", "|---|---|---|"]
     for registration in table.entries(Registration):
         lasting = "" if registration.reversible else " (for good)"

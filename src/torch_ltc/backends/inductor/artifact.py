@@ -1,4 +1,4 @@
-"""What Inductor made of a program as bytes, and back: the Python code, and the machine code of its kernels.
+"""Serialized programs of Inductor: the Python code, and the machine code of its kernels.
 
 Loading compiles nothing and looks for nothing on disk: the kernels come with the code. Inductor's own way back would
 ask the C++ compiler for its version and precompile headers before it finds that the kernels are there.

@@ -1,4 +1,4 @@
-"""Keeps Inductor's hands off the random numbers of other threads.
+"""Keeps compiling from resetting the random state of other threads.
 
 While PyTorch compiles, it saves the state of the CPU's generator, which all threads share, and puts it back at the end.
 The user's thread draws meanwhile, and would draw the same numbers again. Nothing of what happens here draws, so that on

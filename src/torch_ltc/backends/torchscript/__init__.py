@@ -1,8 +1,8 @@
-"""The TorchScript backend, the default: the whole program as one TorchScript function.
+"""The TorchScript backend, the default: the program as one TorchScript function.
 
-TorchScript takes views, in-place calls, lists and run-time numbers as they are, and runs them without the interpreter
-lock. `segments` cuts a program into what becomes one function each, `graph` builds the graphs, `lines` puts the user's
-lines on their nodes.
+TorchScript takes views, in-place calls, lists and run-time numbers as they are, and runs them without the GIL.
+`segments` cuts a program into runs of calls, one function each, `graph` builds the graphs, `source_ranges` puts the
+user's lines on their nodes.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ def _direct_calls(parts: list[_Part], program: Program) -> dict[int, Call]:
             [known] = part.segment.calls
             found[place] = call = calls[part.segment.start]
             if call.op is not known.op or call.numbers != known.numbers:
-                raise CompileError(f"program {program.identity} is taken apart in another way")
+                raise CompileError(f"program {program.identity} is decomposed in another way")
     return found
 
 

@@ -182,13 +182,13 @@ class GraphLowering:
         self._values[number] = value
 
     def _laid_out(self, item: Return, value: Any) -> Any:
-        """A copy of the value in the geometry that was recorded for it."""
+        """A copy of the value in the layout that was recorded for it."""
         spec = item.spec
         assert spec is not None
         constants = [[spec.extent()], spec.dtype, None, self._device, None, None]
         base = self._insert("aten::empty", [self._constant(c) for c in constants])
-        geometry = [self._constant(c) for c in (list(spec.size), list(spec.stride), spec.offset)]
-        view = self._insert("aten::as_strided", [base, *geometry])
+        layout = [self._constant(c) for c in (list(spec.size), list(spec.stride), spec.offset)]
+        view = self._insert("aten::as_strided", [base, *layout])
         return self._insert("aten::copy_", [view, value, self._constant(False)])
 
     # ---- arguments ------------------------------------------------------------------------------------------------

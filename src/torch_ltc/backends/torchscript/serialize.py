@@ -1,6 +1,6 @@
 """TorchScript functions as bytes: the text of their graphs, which PyTorch can read again.
 
-What PyTorch reads is not always what it wrote. So a graph is read back before its text is kept, and compared.
+What PyTorch reads is not always what it wrote. So a graph is read back and compared before its text is used.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def dump_function(function: Any) -> bytes | None:
 
 
 def load_function(data: bytes) -> Any:
-    """What `dump_function` wrote. Its nodes stand on no lines of the user's."""
+    """The function that `dump_function` wrote. Its nodes stand on no lines of the user's."""
     graph = parse_ir(data.decode(), True)
     yield_gil()
     return create_function(_PLAIN, graph)
@@ -41,7 +41,7 @@ def load_function(data: bytes) -> Any:
 
 def _same(first: Any, second: Any) -> bool:
     """True for graphs with the same nodes, types and constants; names do not matter."""
-    # By hand: PyTorch's own way to compare, by renaming and printing, holds Python's lock all the time.
+    # By hand: PyTorch's own way to compare, by renaming and printing, holds the GIL all the time.
     names: dict[str, str] = {}
     if not _bound(list(first.inputs()), list(second.inputs()), names):
         return False

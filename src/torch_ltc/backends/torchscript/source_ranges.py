@@ -19,7 +19,7 @@ from torch_ltc.source import Source
 # What TorchScript compiles it keeps until the process ends, some 2 kB a line.
 _MOST_LINES = 20_000
 _MOST_CHARACTERS = 200
-# TorchScript's compiler holds Python's lock.
+# TorchScript's compiler holds the GIL.
 _LINES_AT_ONCE = 8
 
 Place = tuple[str, int]

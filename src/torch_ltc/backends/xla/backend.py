@@ -57,12 +57,12 @@ class XlaBackend(Backend):
         return handle
 
     def supports(self, call: Call) -> bool:
-        """Whether the call's operator has a rule."""
+        """True when the call's operator has a rule."""
         supported: bool = _compiler().has_rule(call)
         return supported
 
     def decompositions(self) -> Mapping[OpOverload, Callable[..., Any]]:
-        """How operators without a rule are taken apart."""
+        """Decompositions of operators without a rule."""
         return decompositions()
 
 

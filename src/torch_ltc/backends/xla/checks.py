@@ -1,4 +1,4 @@
-"""Which calls would fail in eager because of their data, as a boolean that the program computes.
+"""Checks of data that fail in eager, as one boolean that the program computes.
 
 XLA does not raise: an index out of range reads some other element. A program with such calls returns one boolean more,
 whether any of them is wrong; then the run counts as failed, its inputs keep the values they had, and the interpreter

@@ -8,8 +8,7 @@ import atexit
 import importlib
 import sys
 
-from torch_ltc.device import device_module as _module
-from torch_ltc.device import registration as _registration  # refuses a PyTorch that it does not know
+import torch_ltc.pytorch as _pytorch  # noqa: F401  refuses a PyTorch that it does not know
 
 # isort: split
 from torch_ltc import closures, computation, config, debug, errors, events, ir_cache, metrics
@@ -32,6 +31,9 @@ from torch_ltc.backends.torchscript import TorchScriptBackend as _TorchScriptBac
 from torch_ltc.closures import add_step_closure, run_step_closures
 from torch_ltc.debug.entry_points import doctor, report
 from torch_ltc.debug.explain import explain
+from torch_ltc.device import device_module as _module
+from torch_ltc.device import registration as _registration
+from torch_ltc.device.setup import install, uninstall
 from torch_ltc.device.setup import set_up as _set_up
 from torch_ltc.execute.async_item import AsyncItem, async_item
 from torch_ltc.execute.no_sync import allow_sync, no_sync
@@ -59,6 +61,7 @@ __all__ = [
     "explain",
     "extract_compiled_graph",
     "get_tensor_id",
+    "install",
     "ir_cache",
     "mark_step",
     "metrics",
@@ -70,6 +73,7 @@ __all__ = [
     "sync",
     "sync_multi",
     "to_cpu",
+    "uninstall",
     "use_backend",
     "wait_device_ops",
     "wait_for_compiles",

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from torch_ltc.closures import run_step_closures
 from torch_ltc.compile import jobs
@@ -19,6 +18,7 @@ from torch_ltc.execute.executor import executor
 from torch_ltc.execute.sync import cut
 from torch_ltc.lowering.interface import Backend
 from torch_ltc.lowering.registry import registry
+from torch_ltc.pytorch.private import pytree
 from torch_ltc.record.buffer import buffer_of
 
 

@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from torch_ltc import computation
 from torch_ltc.events import FallbackEvent, SyncReason, subscribe
 from torch_ltc.execute.sync import cut
+from torch_ltc.pytorch.private import pytree
 from torch_ltc.record.buffer import buffer_of
 
 

@@ -12,9 +12,9 @@ import torch
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, TensorDataset, random_split
 
 from torch_ltc import events
-from torch_ltc.cli.patches import Patches
 from torch_ltc.cli.script_device import default_device
-from torch_ltc.device.nn_modules import _involves_device
+from torch_ltc.device.torch_functions import _involves_device
+from torch_ltc.pytorch.patches import Patches
 
 Printed = pytest.CaptureFixture[str]
 

@@ -9,8 +9,8 @@ import warnings
 
 import pytest
 
-from torch_ltc.device.registration import check_torch_version
 from torch_ltc.errors import UnsupportedTorchError, UntestedTorchWarning
+from torch_ltc.pytorch.versions import check_torch_version
 
 # What PyTorch does at the end of its import where the package is installed, and what a script sees then.
 PREPARE = """

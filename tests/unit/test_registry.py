@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import torch_ltc
-from torch_ltc.errors import BackendError, UnknownBackendError
+from torch_ltc.errors import BackendError, LtcWarning, UnknownBackendError
 from torch_ltc.lowering.interface import Backend, Computation
 from torch_ltc.lowering.registry import ENTRY_POINTS, Registry, registry
 from torch_ltc.program.instruction import Program
@@ -27,6 +27,16 @@ class Nothing(Backend):
 def test_built_in_backends_are_registered() -> None:
     assert {"interpreter", "torchscript"} <= set(registry.names())
     assert registry.reference is registry.get("interpreter")
+
+
+def test_the_old_name_of_compiles_out_of_process_still_works() -> None:
+    class Old(Nothing):
+        compiles_elsewhere = True
+
+    with pytest.warns(LtcWarning, match=r"Old\.compiles_elsewhere is now compiles_out_of_process") as warned:
+        backend = Registry().register(Old)
+    assert backend.compiles_out_of_process
+    assert warned[0].filename == __file__
 
 
 def test_registered_backend_is_found_by_its_name() -> None:

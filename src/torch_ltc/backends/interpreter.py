@@ -1,7 +1,7 @@
 """The reference backend: runs a program call by call with PyTorch's own kernels.
 
 A call that fails loses its own results and whatever depends on them; the rest of the program still runs. On a call's
-first run its results are compared with the geometry that was recorded: results that lie in memory in another way are
+first run its results are compared with the recorded specs: results that lie in memory in another way are
 copied into the recorded layout, then and in every later run.
 """
 
@@ -191,7 +191,7 @@ def _is_as_recorded(call: Call, expected: Return, result: Any, values: list[Any]
 
 
 def _settle(call: Call, results: list[Any], operands: list[Any]) -> tuple[int, ...]:
-    """Compare real results with recorded geometry; say which fresh ones must be copied into it."""
+    """Compare real results with recorded specs; say which fresh ones must be copied into them."""
     copied: list[int] = []
     used = {t.untyped_storage()._cdata for t in operands if isinstance(t, torch.Tensor)}
     for position, (expected, result) in enumerate(zip(call.flat_returns, results, strict=True)):

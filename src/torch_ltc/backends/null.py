@@ -18,7 +18,7 @@ from torch_ltc.program.verify import verify
 
 
 class NullBackend(Backend):
-    """Lowers, checks geometry, computes nothing."""
+    """Lowers, checks shapes, computes nothing."""
 
     name = "null"
     form = Form.FUNCTIONAL

@@ -17,10 +17,10 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
-from torch.utils._device import _device_constructors
 
-from torch_ltc.cli.patches import Patches
 from torch_ltc.device import device_module as ltc
+from torch_ltc.pytorch.patches import Patches
+from torch_ltc.pytorch.private import TensorBase, device_constructors
 from torch_ltc.record.call_site import is_user_file
 
 _OURS = "torch_ltc"
@@ -94,7 +94,7 @@ def _mapping_all(original: Callable[..., Any]) -> Callable[..., Any]:
 def _map_factories(patches: Patches) -> None:
     # PyTorch's own table knows its functions by identity, and finds the default device through it: the functions that
     # are replaced stay what is called in the end, so that it goes on working.
-    makers = set(_device_constructors())
+    makers = set(device_constructors())
     for owner in (torch, torch.fft, torch.nested):
         for name, value in list(vars(owner).items()):
             if not name.startswith("_") and callable(value) and _hashable(value) and value in makers:
@@ -125,7 +125,7 @@ def _map_methods(patches: Patches) -> None:
     patches.wrap(torch.Tensor, "cuda", moving)
     patches.wrap(torch.nn.Module, "cuda", moving)
     patches.wrap(torch.nn.DataParallel, "__init__", _without_replicas)
-    on_cuda: Any = torch._C.TensorBase.is_cuda
+    on_cuda: Any = TensorBase.is_cuda
 
     def is_cuda(self: torch.Tensor) -> bool:
         return bool(on_cuda.__get__(self)) or (self.device.type == "ltc" and _by_script())

@@ -15,11 +15,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
-from torch.utils.data import ConcatDataset, DataLoader, Subset, TensorDataset, dataloader
+from torch.utils.data import ConcatDataset, DataLoader, Subset, TensorDataset
 
 from torch_ltc.cli.output import note
-from torch_ltc.cli.patches import Patches
+from torch_ltc.pytorch.patches import Patches
+from torch_ltc.pytorch.private import DataLoaderIterator, TensorBase, pytree
 
 NAME = "ltc"
 # Options of a loader that are errors without worker processes.
@@ -92,7 +92,7 @@ def _follow_arrays(patches: Patches) -> None:
 
         return read
 
-    base_new: Any = torch._C.TensorBase.__new__
+    base_new: Any = TensorBase.__new__
 
     # The class is among `args`: PyTorch's compiler compares signatures when it is loaded, and takes this one.
     def new(*args: Any, **kwargs: Any) -> Any:
@@ -155,7 +155,7 @@ def _follow_loaders(patches: Patches) -> None:
 
     patches.wrap(DataLoader, "__init__", prepared)
     patches.wrap(DataLoader, "__iter__", _on_cpu)
-    patches.wrap(dataloader._BaseDataLoaderIter, "__next__", to_device)
+    patches.wrap(DataLoaderIterator, "__next__", to_device)
 
 
 def _adapt(options: dict[str, Any]) -> None:

@@ -13,9 +13,8 @@ import threading
 import time
 from collections.abc import Callable
 
-import torch
-
 from torch_ltc.lowering.gil import CompileCancelled, cooperative
+from torch_ltc.pytorch.private import below_autograd
 
 __all__ = ["Background", "background"]
 
@@ -91,7 +90,7 @@ class Background:
         while (item := waiting.get()) is not None and not self._stopped:
             identity, work = item
             try:
-                with torch._C._AutoDispatchBelowAutograd(), cooperative(self._is_stopped):
+                with below_autograd(), cooperative(self._is_stopped):
                     work()
             except CompileCancelled:
                 return

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from torch_ltc.pytorch.private import ProfilerConfig
+
 __all__ = ["profile"]
 
 
@@ -16,5 +18,5 @@ def profile(**options: Any) -> torch.profiler.profile:
     options.setdefault("acc_events", True)
     config: Any = options.pop("experimental_config", None)
     if config is None:
-        config = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
+        config = ProfilerConfig(profile_all_threads=True)
     return torch.profiler.profile(experimental_config=config, **options)

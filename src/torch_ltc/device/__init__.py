@@ -1,1 +1,1 @@
-"""Where PyTorch meets the runtime: the device, its kernels, copies, views, fallbacks, serialization."""
+"""The device as PyTorch sees it: registration, its kernels, copies, views, fallbacks, serialization."""

@@ -1,7 +1,7 @@
-"""Operators that PyTorch composes of others, recorded whole: fewer and larger records.
+"""Composite operators that are recorded as one call each: fewer and larger records.
 
-PyTorch's own autograd has a derivative for them (it needs them for nested tensors), which is used here. What runs them,
-or takes them apart again, computes what CPU eager's composition does, to the bit.
+PyTorch's own autograd has a derivative for them (it needs them for nested tensors), which is used here. A backend
+that runs or decomposes them computes what CPU eager's composition does, to the bit.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.autograd import forward_ad
 
 from torch_ltc.device.kernels import Kernel, make_kernel
-from torch_ltc.device.registration import composed, dispatch_modes, with_derivative
+from torch_ltc.device.registration import composed, with_derivative
 from torch_ltc.program.composite_gradients import is_batch_product, is_folded, linear_backward, matmul_backward
+from torch_ltc.pytorch.private import dispatch_modes, forward_ad
 
 aten = torch.ops.aten
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -35,7 +35,7 @@ def _are_plain(first: torch.Tensor, second: torch.Tensor) -> bool:
 
 
 def linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Any:
-    """Autograd's kernel of `aten::linear`: whole in all usual cases."""
+    """Autograd's kernel of `aten::linear`: one call in all usual cases."""
     if not _is_usual(input, weight) or (bias is not None and not _is_usual_bias(bias, weight)):
         return composed(aten.linear.default, input, weight, bias)
     if torch.is_grad_enabled():
@@ -57,14 +57,14 @@ def _is_usual_bias(bias: torch.Tensor, weight: torch.Tensor) -> bool:
 
 
 def linear_backward_with_graph(self: torch.Tensor, grad: torch.Tensor, weight: torch.Tensor, mask: Any) -> Any:
-    """Autograd's kernel of `aten::linear_backward`: call by call when it is differentiated itself, else whole."""
+    """Autograd's kernel of `aten::linear_backward`: decomposed when it is differentiated itself, else one call."""
     if torch.is_grad_enabled() or not _are_plain(self, grad):
         return linear_backward(self, grad, weight, mask)
     return _linear_backward(self, grad, weight, mask)
 
 
 def matmul(self: torch.Tensor, other: torch.Tensor) -> Any:
-    """Autograd's kernel of `aten::matmul`: batches of matrices whole, everything else as PyTorch composes it."""
+    """Autograd's kernel of `aten::matmul`: one call for batches of matrices, else decomposed as PyTorch does."""
     if self.dim() == 2 and other.dim() == 2:
         return aten.mm.default(self, other)
     if not is_batch_product(self, other) or not _are_plain(self, other):
@@ -75,7 +75,7 @@ def matmul(self: torch.Tensor, other: torch.Tensor) -> Any:
 
 
 def matmul_backward_with_graph(grad: torch.Tensor, self: torch.Tensor, other: torch.Tensor, mask: Any) -> Any:
-    """Autograd's kernel of `aten::matmul_backward`: call by call when it is differentiated itself, else whole."""
+    """Autograd's kernel of `aten::matmul_backward`: decomposed when it is differentiated itself, else one call."""
     if torch.is_grad_enabled() or not _are_plain(grad, self):
         return matmul_backward(grad, self, other, mask)
     return _matmul_backward(grad, self, other, mask)

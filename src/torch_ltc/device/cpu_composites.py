@@ -1,7 +1,7 @@
 """Operators that PyTorch composes differently for the CPU than for other devices.
 
 CPU eager is the oracle, to the bit: what the CPU computes with one fused kernel, or in another order, is recorded
-that way here too. On another physical device PyTorch's own composition is kept.
+that way here too. On another physical device PyTorch's own composition is used.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 from torch_ltc.config import settings
 from torch_ltc.device.kernels import Kernel
 from torch_ltc.program.spec import Spec, spec_of
+from torch_ltc.pytorch.private import attention_choice
 from torch_ltc.record.buffer import physical_device
 
 aten = torch.ops.aten
@@ -42,7 +43,7 @@ def _attention_choice(
     scale: float | None,
     enable_gqa: bool,
 ) -> int:
-    """Which attention kernel eager would choose on the physical device for tensors of this geometry."""
+    """The attention kernel that eager chooses on the physical device for tensors of these shapes."""
     tensors = (query, key, value, mask)
     specs: list[tuple[Spec, bool] | None] = [None if t is None else (spec_of(t), t.requires_grad) for t in tensors]
     cuda = torch.backends.cuda
@@ -52,8 +53,7 @@ def _attention_choice(
     choice = _choices.get(known)
     if choice is None:
         made = [_stand_in(t) for t in tensors]
-        choose: Any = torch._fused_sdp_choice
-        choice = int(choose(*made, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa))
+        choice = int(attention_choice(*made, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa))
         if not all(tensor.numel() for tensor in (query, key, value)):
             # The fused kernels divide by sizes: eager does not call them, whatever the answer is.
             choice = _MATH

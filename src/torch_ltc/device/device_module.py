@@ -68,7 +68,7 @@ def get_device_name(device: _Device = None) -> str:
 
 
 def get_device_capability(device: _Device = None) -> dict[str, Any]:
-    """What the device can do, as `torch.accelerator` asks for it."""
+    """Capabilities of the device, in the form of `torch.accelerator`."""
     _check(device)
     return {"supported_dtypes": {d for d in vars(torch).values() if isinstance(d, torch.dtype)}}
 
@@ -114,7 +114,7 @@ def get_amp_supported_dtype() -> list[torch.dtype]:
 
 
 def is_autocast_enabled() -> bool:
-    """Whether autocast is on for the device."""
+    """True when autocast is on for the device."""
     return torch.is_autocast_enabled("ltc")
 
 
@@ -218,7 +218,7 @@ def max_memory_allocated(device: _Device = None) -> int:
 
 
 def memory_summary(device: _Device = None, abbreviated: bool = False) -> str:
-    """What holds the memory, as text: live buffers by the call and the line that made them, largest first, and what the
+    """A listing of memory in use: live buffers by the call and the line that made them, largest first, and what the
     physical device says. The ten largest groups; with `abbreviated` three."""
     _check(device)
     return summary_text(memory.figures(), physical_figures(), memory.largest(3 if abbreviated else 10))

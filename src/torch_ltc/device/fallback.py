@@ -11,7 +11,6 @@ import warnings
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from torch_ltc.config import settings
 from torch_ltc.deferred import deferred
@@ -24,6 +23,7 @@ from torch_ltc.execute.no_sync import sync_guard
 from torch_ltc.execute.random_state import device_random
 from torch_ltc.execute.sync import cut, physical
 from torch_ltc.program.spec import spec_of
+from torch_ltc.pytorch.private import pytree
 from torch_ltc.record.buffer import buffer_of, physical_device
 from torch_ltc.record.call_site import current_source
 from torch_ltc.record.operator import Kind, Operator
@@ -92,7 +92,7 @@ def _run(operator: Operator, values: tuple[Any, ...]) -> Any:
     executor.show_warnings()
     owners = {tensor.untyped_storage()._cdata: (leaves[i], tensor) for i, tensor in real.items()}
     for i, tensor in real.items():
-        _adopt_geometry(leaves[i], tensor)
+        _adopt_shape(leaves[i], tensor)
     return pytree.tree_map(lambda item: _wrap(item, owners), out)
 
 
@@ -100,7 +100,7 @@ def _names_device(leaf: object) -> bool:
     return isinstance(leaf, torch.device) and leaf.type == "ltc"
 
 
-def _adopt_geometry(lazy: torch.Tensor, real: torch.Tensor) -> None:
+def _adopt_shape(lazy: torch.Tensor, real: torch.Tensor) -> None:
     """An in-place or out call may have changed the sizes of its target."""
     if lazy.size() != real.size() or lazy.stride() != real.stride():
         lazy.data = alias(lazy, tuple(real.size()), real.stride(), real.storage_offset())

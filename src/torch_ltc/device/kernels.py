@@ -7,7 +7,7 @@ directly.
 What a specialised kernel does, for a call with one fresh result:
   1. look up each tensor's value number (an attribute; the recorder's slow path when it is missing or stale),
   2. compare the key (operator, numbers, static arguments) with the tree child that came next last time,
-  3. make the result tensor from the geometry kept on that child.
+  3. make the result tensor from the spec on that child.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from collections.abc import Callable
 from types import CodeType, FunctionType
 from typing import Any
 
-from torch._ops import OpOverload
-
 from torch_ltc.config import forced_fallback_ops, settings
 from torch_ltc.device.fallback import run_eagerly
-from torch_ltc.device.registration import (
+from torch_ltc.device.tensors import make_results, new_tensors
+from torch_ltc.pytorch.private import (
     META_KEY,
+    OpOverload,
     as_strided,
     create_empty_tensor,
     function_modes,
@@ -30,7 +30,6 @@ from torch_ltc.device.registration import (
     refuse_data_pointer,
     use_meta,
 )
-from torch_ltc.device.tensors import make_results, new_tensors
 from torch_ltc.record.arguments import freeze
 from torch_ltc.record.buffer import Buffer, storage_of
 from torch_ltc.record.operator import DEFAULT, Argument, Kind, Operator

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
 from torch_ltc.device import composite_ops, copies, cpu_composites, random_ops, recurrent, views
 from torch_ltc.device.fallback import run_eagerly
 from torch_ltc.device.kernels import Kernel, make_kernel, record
+from torch_ltc.pytorch.patches import registers
+from torch_ltc.pytorch.private import OpOverload, all_schemas, has_kernel, has_kernel_for
+from torch_ltc.pytorch.table import COMPOSITE_GRADIENTS, PIN_MEMORY
 from torch_ltc.record.operator import Operator
 
 # Left to PyTorch's own kernels. The first group makes aliases that must not go through Python (`detach` of a tensor
@@ -34,15 +37,15 @@ _operators: dict[str, Operator] = {}
 def overloads() -> list[OpOverload]:
     """Every ATen overload that has a kernel of its own on the CPU and is not composed implicitly of others."""
     found: dict[str, OpOverload] = {}
-    for schema in torch._C._jit_get_all_schemas():
+    for schema in all_schemas():
         if not schema.name.startswith("aten::"):
             continue
         name = schema.name + ("." + schema.overload_name if schema.overload_name else "")
-        if not torch._C._dispatch_has_kernel(name):
+        if not has_kernel(name):
             continue
-        composed = torch._C._dispatch_has_kernel_for_dispatch_key(name, _COMPOSITE)
+        composed = has_kernel_for(name, _COMPOSITE)
         # Where the CPU has a kernel beside the composition, eager takes the kernel.
-        if composed and not torch._C._dispatch_has_kernel_for_dispatch_key(name, "CPU"):
+        if composed and not has_kernel_for(name, "CPU"):
             continue
         packet = getattr(torch.ops.aten, schema.name.removeprefix("aten::"))
         # A schema may be listed twice, where two libraries declare it.
@@ -105,19 +108,40 @@ def register_kernels() -> None:
     for name, kernel in {**random_ops.COMPOSITES, **cpu_composites.COMPOSITES, **recurrent.COMPOSITES}.items():
         for key in ("AutogradPrivateUse1", "PrivateUse1"):
             aten.impl(name, key, kernel, False)
-    for name, kernel in composite_ops.EVERYWHERE.items():
-        aten.impl(name, "CompositeExplicitAutograd", kernel, False)
     for name, kernel in composite_ops.COMPOSED.items():
         aten.impl(name, "PrivateUse1", kernel, False)
     for name, kernel in composite_ops.AUTOGRAD.items():
         aten.impl(name, "AutogradPrivateUse1", kernel, False)
-    aten.impl("aten::_pin_memory", "CPU", copies.pin_memory, False)
     others = torch.library.Library("_", "IMPL")
     _libraries.append(others)
     everything: Any = others.m
     everything.fallback("PrivateUse1", _unregistered, False)
     for key in ("SparsePrivateUse1", "SparseCsrPrivateUse1", "NestedTensorPrivateUse1", "QuantizedPrivateUse1"):
         everything.fallback(key, _other_layout, False)
+
+
+def _register(key: str, kernels: Mapping[str, Kernel]) -> Callable[[], None]:
+    """Register kernels that other devices see; returns what takes them out again."""
+    # Its kernels are taken out when it is collected.
+    library = torch.library.Library("aten", "IMPL")
+    aten: Any = library.m
+    for name, kernel in kernels.items():
+        aten.impl(name, key, kernel, False)
+
+    def take_out(library: Any = library) -> None:
+        library.m.reset()
+
+    return take_out
+
+
+@registers(COMPOSITE_GRADIENTS)
+def _register_gradients() -> Callable[[], None]:
+    return _register("CompositeExplicitAutograd", composite_ops.EVERYWHERE)
+
+
+@registers(PIN_MEMORY)
+def _register_pin_memory() -> Callable[[], None]:
+    return _register("CPU", {"aten::_pin_memory": copies.pin_memory})
 
 
 __all__ = ["kernel_for", "overloads", "register_kernels"]

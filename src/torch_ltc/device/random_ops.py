@@ -8,13 +8,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
 from torch_ltc.config import settings
 from torch_ltc.device.copies import copy_
 from torch_ltc.device.fallback import run_eagerly
 from torch_ltc.device.kernels import Kernel, record
 from torch_ltc.device.views import out_kernel
+from torch_ltc.pytorch.private import OpOverload
 from torch_ltc.record.operator import Operator
 
 aten = torch.ops.aten

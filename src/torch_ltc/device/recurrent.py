@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from torch_ltc.device.kernels import Kernel, on_cpu
+from torch_ltc.pytorch.private import mkldnn_enabled
 
 aten = torch.ops.aten
 _LSTM_MODE = 2
@@ -166,7 +167,7 @@ def _layers(
 
 def _use_onednn(x: torch.Tensor, projected: bool) -> bool:
     mkldnn = torch.backends.mkldnn
-    if projected or x.numel() == 0 or not mkldnn.is_available() or not torch._C._get_mkldnn_enabled():
+    if projected or x.numel() == 0 or not mkldnn.is_available() or not mkldnn_enabled():
         return False
     if x.dtype is torch.float32:
         return True

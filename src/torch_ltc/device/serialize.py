@@ -6,7 +6,6 @@ ones that go through the buffer; for storages of other devices they are what the
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +15,7 @@ from torch_ltc.device.tensors import wrap_physical
 from torch_ltc.errors import DataAccessError
 from torch_ltc.execute.sync import read_buffer
 from torch_ltc.program.spec import Spec, make_spec, spec_of
+from torch_ltc.pytorch.patches import replaces
 from torch_ltc.record.buffer import Buffer, physical_device
 
 _Storage = torch.UntypedStorage
@@ -49,24 +49,67 @@ def _typed_storage(storage: torch.UntypedStorage, dtype: torch.dtype) -> torch.T
     return torch.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
 
 
-def _replace(name: str) -> Callable[[Callable[..., Any]], None]:
+def _on_buffer(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Use the decorated function for storages of the device. It gets the buffer before the method's own arguments."""
 
-    def install(ours: Callable[..., Any]) -> None:
-        theirs = getattr(_Storage, name)
+    def add(ours: Callable[..., Any]) -> Callable[..., Any]:
+        def around(theirs: Any) -> Any:
+            def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+                buffer = self.__dict__.get("handle")
+                return theirs(self, *args, **kwargs) if buffer is None else ours(self, buffer, *args, **kwargs)
 
-        @functools.wraps(theirs)
-        def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-            buffer = self.__dict__.get("handle")
-            return theirs(self, *args, **kwargs) if buffer is None else ours(self, buffer, *args, **kwargs)
+            return method
 
-        setattr(_Storage, name, method)
+        replaces(f"torch.UntypedStorage.{name}")(around)
+        return ours
 
-    return install
+    return add
+
+
+@_on_buffer("__len__")
+@_on_buffer("nbytes")
+def _size_bytes(storage: Any, buffer: Buffer) -> int:
+    return buffer.size_bytes
+
+
+@_on_buffer("cpu")
+def _cpu(storage: Any, buffer: Buffer) -> torch.UntypedStorage:
+    return _to_cpu(buffer)
+
+
+@_on_buffer("clone")
+def _clone(storage: Any, buffer: Buffer) -> torch.UntypedStorage:
+    return storage_from(_to_cpu(buffer))
+
+
+@_on_buffer("tolist")
+def _tolist(storage: Any, buffer: Buffer) -> Any:
+    return _to_cpu(buffer).tolist()
+
+
+@_on_buffer("__getitem__")
+def _getitem(storage: Any, buffer: Buffer, index: Any) -> Any:
+    return _to_cpu(buffer)[index]
+
+
+@_on_buffer("__repr__")
+def _text(storage: Any, buffer: Buffer) -> str:
+    return f"[torch.storage.UntypedStorage(device=ltc:0) of size {buffer.size_bytes}]"
+
+
+@_on_buffer("__reduce__")
+def _reduce(storage: Any, buffer: Buffer) -> Any:
+    return (_storage_from_bytes, (torch.empty(0, dtype=torch.uint8, device="cpu").set_(_to_cpu(buffer)),))
+
+
+@_on_buffer("data_ptr")
+def _data_ptr(storage: Any, buffer: Buffer) -> int:
+    # Libraries find shared storages by comparing pointers: a number that tells buffers apart, and no address.
+    return buffer.identity << 6
 
 
 def _refuse(name: str) -> None:
-    @_replace(name)
+    @_on_buffer(name)
     def refused(storage: Any, buffer: Buffer, *args: Any, **kwargs: Any) -> Any:
         raise DataAccessError(
             f"UntypedStorage.{name} needs memory that a storage of the ltc device does not have",
@@ -74,71 +117,33 @@ def _refuse(name: str) -> None:
         )
 
 
-def install_storage_methods() -> None:
-    """Teach `torch.UntypedStorage` about storages of the device."""
+for _name in ("fill_", "resize_", "share_memory_", "__setitem__", "_write_file", "byteswap"):
+    _refuse(_name)
 
-    @_replace("nbytes")
-    def nbytes(storage: Any, buffer: Buffer) -> int:
-        return buffer.size_bytes
 
-    @_replace("__len__")
-    def length(storage: Any, buffer: Buffer) -> int:
-        return buffer.size_bytes
-
-    @_replace("cpu")
-    def cpu(storage: Any, buffer: Buffer) -> torch.UntypedStorage:
-        return _to_cpu(buffer)
-
-    @_replace("clone")
-    def clone(storage: Any, buffer: Buffer) -> torch.UntypedStorage:
-        return storage_from(_to_cpu(buffer))
-
-    @_replace("tolist")
-    def tolist(storage: Any, buffer: Buffer) -> Any:
-        return _to_cpu(buffer).tolist()
-
-    @_replace("__getitem__")
-    def getitem(storage: Any, buffer: Buffer, index: Any) -> Any:
-        return _to_cpu(buffer)[index]
-
-    @_replace("__repr__")
-    def text(storage: Any, buffer: Buffer) -> str:
-        return f"[torch.storage.UntypedStorage(device=ltc:0) of size {buffer.size_bytes}]"
-
-    @_replace("__reduce__")
-    def reduce(storage: Any, buffer: Buffer) -> Any:
-        return (_storage_from_bytes, (torch.empty(0, dtype=torch.uint8, device="cpu").set_(_to_cpu(buffer)),))
-
-    @_replace("data_ptr")
-    def data_ptr(storage: Any, buffer: Buffer) -> int:
-        # Libraries find shared storages by comparing pointers: a number that tells buffers apart, and no address.
-        return buffer.identity << 6
-
-    typed: Any = torch.TypedStorage.__reduce__
-
-    @functools.wraps(typed)
-    def typed_reduce(self: Any) -> Any:
+@replaces("torch.TypedStorage.__reduce__")
+def _reducing_typed(original: Any) -> Any:
+    def reduce(self: Any) -> Any:
         if _buffer(self._untyped_storage) is None:
-            return typed(self)
+            return original(self)
         return (_typed_storage, (self._untyped_storage, self.dtype))
 
-    torch.TypedStorage.__reduce__ = typed_reduce  # type: ignore[method-assign]
-    for name in ("fill_", "resize_", "share_memory_", "__setitem__", "_write_file", "byteswap"):
-        _refuse(name)
-    _install_moves()
+    return reduce
 
 
-def _install_moves() -> None:
-    move, copy = _Storage.to, _Storage.copy_
-
-    @functools.wraps(move)
+@replaces("torch.UntypedStorage.to")
+def _moving(move: Any) -> Any:
     def to(self: Any, *, device: Any, non_blocking: bool = False) -> Any:
         target, buffer = torch.device(device), _buffer(self)
         if target.type == "ltc":
             return self if buffer is not None else storage_from(self.cpu())
         return move(self if buffer is None else _to_cpu(buffer), device=target, non_blocking=non_blocking)
 
-    @functools.wraps(copy)
+    return to
+
+
+@replaces("torch.UntypedStorage.copy_")
+def _copying(copy: Any) -> Any:
     def copy_(self: Any, source: Any, non_blocking: bool | None = None) -> Any:
         target, other = _buffer(self), _buffer(source)
         if target is None:
@@ -150,14 +155,15 @@ def _install_moves() -> None:
         )
         return self
 
-    make = _Storage.__new__
+    return copy_
 
+
+@replaces("torch.UntypedStorage.__new__")
+def _making(make: Any) -> Any:
     def new(cls: type, *args: Any, **kwargs: Any) -> Any:
         device = kwargs.get("device")
         if device is None or torch.device(device).type != "ltc":
             return make(cls, *args, **kwargs)
         return storage_from(make(cls, *args))
 
-    _Storage.__new__ = staticmethod(new)  # type: ignore[method-assign]
-    _Storage.to = to  # type: ignore[method-assign]
-    _Storage.copy_ = copy_  # type: ignore[method-assign]
+    return staticmethod(new)

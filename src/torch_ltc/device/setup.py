@@ -1,7 +1,9 @@
-"""Sets the device up, once: kernels, the sync after an optimizer step, and what PyTorch's Python side must know."""
+"""Sets the device up: kernels, the sync after an optimizer step, and every change in PyTorch, which can be undone."""
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,18 +12,17 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch_ltc import closures, metrics
 from torch_ltc.compile.program_cache import CachedProgram
 from torch_ltc.config import settings
-from torch_ltc.device.accelerator import install_accelerator_functions
-from torch_ltc.device.backward_errors import install_backward
-from torch_ltc.device.default_dtype import install_default_dtype
-from torch_ltc.device.generator import install_generator
+
+# Modules that only replace something: importing them is enough.
+from torch_ltc.device import serialize, tensor_methods, torch_functions  # noqa: F401
 from torch_ltc.device.kernels import apply_forced_fallback
 from torch_ltc.device.library import register_kernels
-from torch_ltc.device.nn_modules import install_cross_entropy_options, install_module_moves
-from torch_ltc.device.serialize import install_storage_methods
-from torch_ltc.device.tensor_methods import install_tensor_methods
+from torch_ltc.errors import LtcWarning
 from torch_ltc.events import SyncReason
 from torch_ltc.execute.executor import executor
 from torch_ltc.execute.sync import cut, program_synced
+from torch_ltc.pytorch.patches import changes, registers
+from torch_ltc.pytorch.table import OPTIMIZER_HOOK
 from torch_ltc.record.recorder import recorder
 
 
@@ -43,18 +44,38 @@ def _forget_forks() -> None:
     recorder.tree.forks = 0
 
 
+@registers(OPTIMIZER_HOOK)
+def _hook_optimizers() -> Callable[[], None]:
+    return register_optimizer_step_post_hook(_after_step).remove
+
+
 def set_up() -> None:
-    """Register everything."""
+    """Register the kernels and change PyTorch, at import."""
     register_kernels()
-    install_storage_methods()
-    install_tensor_methods()
-    install_accelerator_functions()
-    install_generator()
-    register_optimizer_step_post_hook(_after_step)
     program_synced.add(_count)
     metrics.on_reset(_forget_forks)
     apply_forced_fallback()
-    install_module_moves()
-    install_backward()
-    install_cross_entropy_options()
-    install_default_dtype()
+    install()
+
+
+def install() -> None:
+    """Change what the device needs changed in PyTorch, again after `uninstall()`; `import torch_ltc` does it.
+
+    The page on compatibility lists the changes. A change that is in force already stays as it is.
+    """
+    changes.install()
+
+
+def uninstall() -> None:
+    """Undo what `import torch_ltc` changed in PyTorch, for tests: replaced attributes, hooks, kernels of other devices.
+
+    The device keeps its name and its kernels, because PyTorch has no way back; tensors on it are not to be used until
+    `install()`. Warns when another package has wrapped a replacement since: that one stays, and passes calls on.
+    """
+    left = changes.uninstall()
+    if left:
+        warnings.warn(
+            f"{', '.join(left)} was wrapped by another package: our part of it stays, and passes calls on",
+            LtcWarning,
+            stacklevel=2,
+        )

@@ -6,11 +6,12 @@ from typing import Any
 
 import torch
 
-from torch_ltc.device.registration import alias, alias_by, create_empty_tensor, refuse_data_pointer
+from torch_ltc.device.registration import alias, alias_by
 from torch_ltc.execute.memory import memory
 from torch_ltc.program.instruction import Call, Return, ReturnKind
 from torch_ltc.program.spec import Spec, contiguous_strides, make_spec
 from torch_ltc.program.tree import Node
+from torch_ltc.pytorch.private import conj_view, create_empty_tensor, neg_view, refuse_data_pointer
 from torch_ltc.record.arguments import operand_tensors
 from torch_ltc.record.buffer import Buffer, attach, buffer_of, new_buffer
 from torch_ltc.record.call_site import current_source
@@ -19,7 +20,7 @@ from torch_ltc.record.recorder import recorder
 
 
 def new_tensor(buffer: Buffer, spec: Spec) -> torch.Tensor:
-    """A device tensor of geometry `spec` on a new storage that holds `buffer`."""
+    """A device tensor of shape `spec` on a new storage that holds `buffer`."""
     if spec.contiguous:
         tensor = create_empty_tensor(spec.size, spec.dtype)
         refuse_data_pointer(tensor)
@@ -29,9 +30,9 @@ def new_tensor(buffer: Buffer, spec: Spec) -> torch.Tensor:
         tensor = alias(base, spec.size, spec.stride, spec.offset)
     attach(tensor, buffer)
     if spec.conj:
-        tensor = torch._conj(tensor)
+        tensor = conj_view(tensor)
     if spec.neg:
-        tensor = torch._neg_view(tensor)
+        tensor = neg_view(tensor)
     return tensor
 
 
@@ -42,14 +43,14 @@ def empty_tensor(size: tuple[int, ...], stride: tuple[int, ...] | None, dtype: t
 
 
 def wrap_physical(data: torch.Tensor, spec: Spec) -> torch.Tensor:
-    """A device tensor on the memory of a physical one that has geometry `spec`."""
+    """A device tensor on the memory of a physical one that has shape `spec`."""
     buffer = new_buffer(spec, data=data)
     memory.hold(buffer, current_source(2))
     return new_tensor(buffer, spec)
 
 
 def view_tensor(operator: Operator, base: torch.Tensor, spec: Spec, values: tuple[Any, ...]) -> torch.Tensor:
-    """A device tensor of geometry `spec` on the storage of `base`."""
+    """A device tensor of shape `spec` on the storage of `base`."""
     if spec.dtype is base.dtype and spec.conj == base.is_conj() and spec.neg == base.is_neg():
         return alias(base, spec.size, spec.stride, spec.offset)
     return alias_by(operator.op, *values)

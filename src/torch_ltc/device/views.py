@@ -6,13 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
 from torch_ltc.device.fallback import run_eagerly
 from torch_ltc.device.kernels import Kernel, record
-from torch_ltc.device.registration import META, alias, set_data
+from torch_ltc.device.registration import alias
 from torch_ltc.device.tensors import empty_tensor
 from torch_ltc.program.spec import Spec, contiguous_strides, make_spec, spec_of
+from torch_ltc.pytorch.private import META, OpOverload, conj_view, set_data
 from torch_ltc.record.arguments import operand_tensors
 from torch_ltc.record.buffer import buffer_of
 from torch_ltc.record.operator import Operator
@@ -51,7 +51,7 @@ def inplace_view_kernel(op: OpOverload) -> Kernel | None:
 
 
 def resize_to(tensor: torch.Tensor, spec: Spec) -> None:
-    """Give `tensor` geometry `spec` on its own storage, which grows when it must."""
+    """Give `tensor` the shape `spec` on its own storage, which grows when it must."""
     with recorder.lock:
         buffer = buffer_of(tensor)
         if buffer.number < 0 and buffer.data is None:
@@ -62,7 +62,7 @@ def resize_to(tensor: torch.Tensor, spec: Spec) -> None:
             return
         buffer.grown_bytes = max(buffer.grown_bytes, spec.extent() * spec.dtype.itemsize)
         aliased = record(_ALIAS, (tensor,))
-        # The resize is recorded on an alias of its own: other tensors keep the old geometry.
+        # The resize is recorded on an alias of its own: other tensors keep the old shape.
         record(_RESIZE, (aliased, spec.size, None))
         number = aliased._ltc
         contiguous = make_spec(spec.dtype, spec.size, contiguous_strides(spec.size), spec.offset)
@@ -182,7 +182,7 @@ def linalg_lu_solve_out(
     if spec_of(out) is not spec_of(plain):
         resize_to(out, spec_of(plain))
     out.copy_(plain)
-    return become(out, torch._conj(out)) if result.is_conj() else out
+    return become(out, conj_view(out)) if result.is_conj() else out
 
 
 KERNELS = {

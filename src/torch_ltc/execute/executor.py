@@ -21,6 +21,7 @@ from torch_ltc.config import settings
 from torch_ltc.deferred import deferred
 from torch_ltc.errors import LtcError
 from torch_ltc.execute.kernel_warnings import has_kernel_warnings, keep_warnings, show_kernel_warnings
+from torch_ltc.pytorch.private import below_autograd
 from torch_ltc.record.call_site import current_source
 
 Result = TypeVar("Result")
@@ -92,7 +93,7 @@ class Executor:
             try:
                 for other in others:
                     other.exception()
-                with torch._C._AutoDispatchBelowAutograd():
+                with below_autograd():
                     return work()
             finally:
                 with self._room:

@@ -9,10 +9,9 @@ from __future__ import annotations
 import threading
 from types import TracebackType
 
-import torch
-
 from torch_ltc.errors import SyncForbiddenError
 from torch_ltc.events import SyncReason
+from torch_ltc.pytorch.private import backward_pass
 from torch_ltc.record.call_site import current_source
 
 __all__ = ["allow_sync", "no_sync", "sync_guard"]
@@ -26,7 +25,7 @@ class _SyncGuard:
 
     def check(self, reason: SyncReason) -> None:
         """Raise SyncForbiddenError, with the user's line, when a sync may not happen on this thread."""
-        if threading.get_ident() in self.threads or torch._C._current_graph_task_id() >= 0:
+        if threading.get_ident() in self.threads or backward_pass() >= 0:
             raise SyncForbiddenError(
                 f"a sync inside of no_sync(): {_WHAT[reason]}",
                 source=str(current_source(2)),

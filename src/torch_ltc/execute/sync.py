@@ -38,6 +38,7 @@ from torch_ltc.program.instruction import Call, Program
 from torch_ltc.program.refcounts import held_elsewhere
 from torch_ltc.program.spec import Spec, keep_bounded, spec_of
 from torch_ltc.program.tree import Node
+from torch_ltc.pytorch.private import below_autograd
 from torch_ltc.pytorch.profiler_ranges import span
 from torch_ltc.record.buffer import Buffer, buffer_of, physical_device, poisoned, remembered
 from torch_ltc.record.call_site import Source, current_source
@@ -291,7 +292,7 @@ def _read(buffer: Buffer, spec: Spec, use: Callable[[torch.Tensor], Result]) -> 
 def _use(buffer: Buffer, spec: Spec, use: Callable[[torch.Tensor], Result]) -> Result:
     """Nothing that is queued writes to the buffer, and nothing can be queued while the lock is held."""
     buffer.job = None
-    with torch._C._AutoDispatchBelowAutograd():
+    with below_autograd():
         return use(physical(buffer, spec))
 
 

@@ -9,6 +9,7 @@ import torch
 
 from torch_ltc.errors import BackendError, DeviceMismatchError
 from torch_ltc.program.spec import Spec, make_spec, spec_of
+from torch_ltc.pytorch.private import conj_view, neg_view
 
 DEVICE_TYPES = ("cpu", "cuda")
 
@@ -154,7 +155,7 @@ def alias_physical(data: torch.Tensor, spec: Spec) -> torch.Tensor:
         storage.resize_(needed)
     tensor.set_(storage, spec.offset, spec.size, spec.stride)
     if spec.conj:
-        tensor = torch._conj(tensor)
+        tensor = conj_view(tensor)
     if spec.neg:
-        tensor = torch._neg_view(tensor)
+        tensor = neg_view(tensor)
     return tensor

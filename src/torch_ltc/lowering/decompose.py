@@ -10,11 +10,11 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
 from torch_ltc.lowering.gil import yield_gil
 from torch_ltc.program.composite_gradients import FORMULAS, Shaped, is_folded
 from torch_ltc.program.instruction import Call, Instruction, ObservedLayout, Program, Return, Value
+from torch_ltc.pytorch.private import OpOverload
 from torch_ltc.shapes.inference import OperandIndex, infer
 
 aten = torch.ops.aten

@@ -7,11 +7,16 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch._decomp import core_aten_decompositions, get_decompositions
-from torch._decomp.decompositions import pw_cast_for_opmath
-from torch._ops import OpOverload
 
 from torch_ltc.program.composite_gradients import FORMULAS
+from torch_ltc.pytorch.private import (
+    DispatchKey,
+    OpOverload,
+    core_aten_decompositions,
+    get_decompositions,
+    has_kernel_for,
+    pw_cast_for_opmath,
+)
 
 aten = torch.ops.aten
 Table = Mapping[OpOverload, Callable[..., Any]]
@@ -21,7 +26,7 @@ def one_by_one(op: OpOverload) -> Callable[..., Any]:
     """A call on lists of tensors as calls on their elements: PyTorch's own slow form."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        return op._op_dk(torch._C.DispatchKey.CompositeExplicitAutograd, *args, **kwargs)
+        return op._op_dk(DispatchKey.CompositeExplicitAutograd, *args, **kwargs)
 
     return run
 
@@ -33,7 +38,7 @@ def _list_operators() -> dict[OpOverload, Callable[..., Any]]:
             packet = getattr(aten, name)
             for overload in packet.overloads():
                 op = getattr(packet, overload)
-                if torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeExplicitAutograd"):
+                if has_kernel_for(op.name(), "CompositeExplicitAutograd"):
                     found[op] = one_by_one(op)
     return found
 

@@ -14,8 +14,6 @@ from importlib import import_module
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from torch_ltc.errors import CompileError, LtcError
 from torch_ltc.lowering.gil import yield_gil
@@ -39,6 +37,15 @@ from torch_ltc.program.instruction import (
 )
 from torch_ltc.program.spec import Spec, make_spec
 from torch_ltc.program.symbolic_key import STORAGE_CALLS
+from torch_ltc.pytorch.private import (
+    FakeTensorMode,
+    OpOverload,
+    disable_functionalization,
+    enable_functionalization,
+    from_functional,
+    sync_functional,
+    to_functional,
+)
 
 aten = torch.ops.aten
 # Calls that change the storage behind a tensor.
@@ -131,11 +138,11 @@ class _Tracer:
         fake = FakeTensorMode(allow_non_fake_inputs=True, shape_env=env)
         with torch.no_grad(), fake:
             given = [self._writer.add_input(i, p.spec, *self._shape_of(p)) for i, p in enumerate(self._parameters)]
-            wrapped = [torch._to_functional_tensor(tensor) for tensor in given]
+            wrapped = [to_functional(tensor) for tensor in given]
             slots = {slot: self._writer.add_number(slot, type(self._numbers[slot])) for slot in self._tensor_slots()}
-            self._slots = {slot: torch._to_functional_tensor(tensor) for slot, tensor in slots.items()}
+            self._slots = {slot: to_functional(tensor) for slot, tensor in slots.items()}
             with self._writer:
-                torch._enable_functionalization(reapply_views=True)
+                enable_functionalization(reapply_views=True)
                 try:
                     self._bind_inputs(wrapped)
                     for call in self._program.calls:
@@ -145,7 +152,7 @@ class _Tracer:
                         yield_gil()
                     self.current = None
                 finally:
-                    torch._disable_functionalization()
+                    disable_functionalization()
                 outputs = [self._final(self._values[number]) for number in self._program.outputs]
                 ended = [self._final(tensor) for tensor in wrapped]
         updates = [Update(i, number) for i, number in enumerate(ended) if number != i]
@@ -198,8 +205,8 @@ class _Tracer:
             self._values[instruction.number] = tensor
 
     def _final(self, tensor: torch.Tensor) -> int:
-        torch._sync(tensor)
-        return self._writer.number_of(torch._from_functional_tensor(tensor))
+        sync_functional(tensor)
+        return self._writer.number_of(from_functional(tensor))
 
     def _run(self, call: Call) -> None:
         args = [self._fill(operand) for operand in call.args]
@@ -233,7 +240,7 @@ class _Tracer:
             memory = aten.empty_strided.default(size, stride, **options)
             [filled] = self._writer.write_opaque(call, [memory, *rest], kwargs, [(size, stride, target.dtype)])
         assert filled is not None
-        aten.copy_.default(target, torch._to_functional_tensor(filled))
+        aten.copy_.default(target, to_functional(filled))
         for number in call.numbers:
             if number >= 0:
                 self._values[number] = target
@@ -246,13 +253,13 @@ class _Tracer:
             raise CompileError(f"{call.name} makes sizes that its kernel alone knows", source=str(call.source))
         with _outside_functionalization():
             made = self._writer.write_opaque(call, given, named, [_shape(item.spec) for item in call.flat_returns])
-        return [None if tensor is None else torch._to_functional_tensor(tensor) for tensor in made]
+        return [None if tensor is None else to_functional(tensor) for tensor in made]
 
     def _plain(self, value: Any) -> Any:
         """The fake tensor that a functional one stands for now."""
         if isinstance(value, torch.Tensor):
-            torch._sync(value)
-            return torch._from_functional_tensor(value)
+            sync_functional(value)
+            return from_functional(value)
         return [self._plain(item) for item in value] if isinstance(value, list) else value
 
     def _laid_out(self, call: Call, item: Return, result: Any) -> Any:
@@ -333,11 +340,11 @@ def _depends_on_symbols(values: Sequence[Any]) -> bool:
 
 @contextmanager
 def _outside_functionalization() -> Iterator[None]:
-    torch._disable_functionalization()
+    disable_functionalization()
     try:
         yield
     finally:
-        torch._enable_functionalization(reapply_views=True)
+        enable_functionalization(reapply_views=True)
 
 
 def _declared(call: Call) -> Callable[..., Any]:

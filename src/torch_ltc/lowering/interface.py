@@ -14,7 +14,6 @@ from types import MappingProxyType, TracebackType
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
 from torch_ltc import metrics
 from torch_ltc.config import settings
@@ -23,6 +22,7 @@ from torch_ltc.lowering.backend_data import BackendData, BackendDevice, BackendD
 from torch_ltc.program.instruction import Call, Input, Program
 from torch_ltc.program.spec import Spec
 from torch_ltc.program.text import program_text
+from torch_ltc.pytorch.private import OpOverload
 from torch_ltc.source import Source
 
 __all__ = [

@@ -12,6 +12,7 @@ from torch_ltc.lowering.interface import Arguments
 from torch_ltc.program.instruction import Call, DeviceGenerator, PhysicalDevice, Scalar, Size, Value
 from torch_ltc.program.spec import Spec
 from torch_ltc.program.specialization import evaluated
+from torch_ltc.pytorch.private import conj_view, neg_view
 
 Lookup = Callable[[int], Any]
 
@@ -50,8 +51,8 @@ def laid_out(result: torch.Tensor, spec: Spec | None) -> torch.Tensor:
     assert spec is not None
     base = torch.empty(spec.extent(), dtype=spec.dtype, device=result.device)
     view = base.as_strided(spec.size, spec.stride, spec.offset)
-    view = torch._conj(view) if spec.conj else view
-    view = torch._neg_view(view) if spec.neg else view
+    view = conj_view(view) if spec.conj else view
+    view = neg_view(view) if spec.neg else view
     return view.copy_(result)
 
 

@@ -12,10 +12,10 @@ from functools import cache
 from typing import NamedTuple
 
 import torch
-from torch._ops import OpOverload
 
 from torch_ltc.lowering.functionalize import scalar_slots
 from torch_ltc.program.instruction import Call, Program, Scalar
+from torch_ltc.pytorch.private import OpOverload
 
 # Operators whose kernels convert a number to the dtype of the tensor, and check it on the way. In other arithmetic and
 # comparisons the number wraps, or the result has a wider dtype.

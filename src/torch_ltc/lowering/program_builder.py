@@ -10,9 +10,6 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
-from torch._dispatch.python import enable_python_dispatcher
-from torch._ops import OpOverload
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from torch_ltc.errors import CompileError
 from torch_ltc.lowering.hints import hint_of, hinted_spec
@@ -33,6 +30,7 @@ from torch_ltc.program.instruction import (
     flatten_returns,
 )
 from torch_ltc.program.spec import Spec
+from torch_ltc.pytorch.private import OpOverload, SchemaArgument, TorchDispatchMode, enable_python_dispatcher
 from torch_ltc.source import UNKNOWN, Source
 
 aten = torch.ops.aten
@@ -41,7 +39,7 @@ Table = Mapping[OpOverload, Callable[..., Any]]
 Shape = tuple[Sequence[Any], Sequence[Any], torch.dtype]
 
 
-def is_written(argument: torch._C.Argument) -> bool:
+def is_written(argument: SchemaArgument) -> bool:
     """True for an argument that the schema says is written to."""
     return argument.alias_info is not None and bool(argument.alias_info.is_write)
 

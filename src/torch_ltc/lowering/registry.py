@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import warnings
 from collections.abc import Callable
 
-from torch_ltc.errors import BackendError, UnknownBackendError
+from torch_ltc.errors import BackendError, LtcWarning, UnknownBackendError
 from torch_ltc.lowering.interface import Backend
 
 ENTRY_POINTS = "torch_ltc.backends"
@@ -124,7 +125,20 @@ def _made(found: object, what: str) -> Backend:
         )
     if not getattr(found, "name", ""):
         raise BackendError(f"{type(found).__name__} has no name", hint="set the class attribute `name`")
+    _rename_attribute(found)
     return found
+
+
+def _rename_attribute(backend: Backend) -> None:
+    """Let a backend that sets the old name of `compiles_out_of_process` work as before, with a warning."""
+    old = getattr(backend, "compiles_elsewhere", None)
+    if old is not None:
+        warnings.warn(
+            f"{type(backend).__name__}.compiles_elsewhere is now compiles_out_of_process: rename it",
+            LtcWarning,
+            stacklevel=4,
+        )
+        backend.compiles_out_of_process = bool(old)
 
 
 registry = Registry()

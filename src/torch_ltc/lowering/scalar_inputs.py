@@ -10,9 +10,9 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
 from torch_ltc.program.spec import make_spec
+from torch_ltc.pytorch.private import OpOverload
 
 aten = torch.ops.aten
 Form = Callable[..., Any]

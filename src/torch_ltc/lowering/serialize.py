@@ -14,7 +14,6 @@ from dataclasses import fields
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
 from torch_ltc.errors import CompileError
 from torch_ltc.lowering.gil import yield_gil
@@ -22,6 +21,7 @@ from torch_ltc.lowering.interface import Backend
 from torch_ltc.lowering.lower import Executable
 from torch_ltc.program.instruction import Program
 from torch_ltc.program.spec import Spec, make_spec
+from torch_ltc.pytorch.private import OpOverload
 from torch_ltc.source import Source
 
 __all__ = ["NotSerializableError", "dump_data", "dump_executable", "load_data", "load_executable"]

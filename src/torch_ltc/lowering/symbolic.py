@@ -9,21 +9,20 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from torch._dynamo.source import ConstantSource
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
-from torch.utils._sympy.printers import PythonPrinter
 
 from torch_ltc.errors import CompileError
 from torch_ltc.lowering.hints import hint_of
 from torch_ltc.program.instruction import Integer, Size, Symbol, SymbolicShape
 from torch_ltc.program.specialization import evaluated
+from torch_ltc.pytorch.private import symbolic_function
+from torch_ltc.pytorch.symbolic import ConstantSource, DimDynamic, PythonPrinter, ShapeEnv
 
 
 class _Math:
     """The functions of `math` for symbolic numbers."""
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(torch, f"_sym_{name}")
+        return symbolic_function(name)
 
 
 # What the text of expressions calls, for symbolic numbers.

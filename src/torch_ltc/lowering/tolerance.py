@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-from torch.testing._comparison import default_tolerances
+
+from torch_ltc.pytorch.private import default_tolerances
 
 __all__ = ["Tolerance", "default_tolerance", "larger", "program_tolerance"]
 

@@ -13,6 +13,16 @@ from functools import cache
 import torch
 
 from torch_ltc.lowering.gil import yield_gil
+from torch_ltc.pytorch.private import (
+    cudnn_benchmark,
+    cudnn_deterministic,
+    cudnn_enabled,
+    mkldnn_enabled,
+    set_cudnn_benchmark,
+    set_cudnn_deterministic,
+    set_cudnn_enabled,
+    set_mkldnn_enabled,
+)
 
 __all__ = ["TorchState", "device_text", "versions_text"]
 
@@ -42,10 +52,10 @@ class TorchState:
             deterministic=torch.are_deterministic_algorithms_enabled(),
             deterministic_warns=torch.is_deterministic_algorithms_warn_only_enabled(),
             matmul_precision=torch.get_float32_matmul_precision(),
-            mkldnn=bool(torch._C._get_mkldnn_enabled()),
-            cudnn=bool(torch._C._get_cudnn_enabled()),
-            cudnn_benchmark=bool(torch._C._get_cudnn_benchmark()),
-            cudnn_deterministic=bool(torch._C._get_cudnn_deterministic()),
+            mkldnn=bool(mkldnn_enabled()),
+            cudnn=bool(cudnn_enabled()),
+            cudnn_benchmark=bool(cudnn_benchmark()),
+            cudnn_deterministic=bool(cudnn_deterministic()),
         )
 
     def enter(self) -> None:
@@ -54,10 +64,10 @@ class TorchState:
         torch.set_default_dtype(self.default_dtype)
         torch.use_deterministic_algorithms(self.deterministic, warn_only=self.deterministic_warns)
         torch.set_float32_matmul_precision(self.matmul_precision)
-        torch._C._set_mkldnn_enabled(self.mkldnn)
-        torch._C._set_cudnn_enabled(self.cudnn)
-        torch._C._set_cudnn_benchmark(self.cudnn_benchmark)
-        torch._C._set_cudnn_deterministic(self.cudnn_deterministic)
+        set_mkldnn_enabled(self.mkldnn)
+        set_cudnn_enabled(self.cudnn)
+        set_cudnn_benchmark(self.cudnn_benchmark)
+        set_cudnn_deterministic(self.cudnn_deterministic)
 
 
 @cache

@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
 from torch_ltc.program.spec import Spec
+from torch_ltc.pytorch.private import OpOverload
 
 aten = torch.ops.aten
 # Calls an operator, or writes the call down.

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from functools import cache
 
 import torch
-from torch._ops import OpOverload
 
 from torch_ltc.program.spec import Spec
+from torch_ltc.pytorch.private import OpOverload
 from torch_ltc.source import Source
 
 

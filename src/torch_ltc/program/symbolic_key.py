@@ -10,9 +10,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-import torch
-from torch._ops import OpOverload
-
 from torch_ltc.program.composite_gradients import FORMULAS, layout_choices
 from torch_ltc.program.effects import SIZED_BY_SCALARS
 from torch_ltc.program.instruction import (
@@ -30,6 +27,7 @@ from torch_ltc.program.instruction import (
 )
 from torch_ltc.program.spec import Spec
 from torch_ltc.program.specialization import Specialization
+from torch_ltc.pytorch.private import OpOverload, SchemaArgument
 from torch_ltc.source import UNKNOWN, Source
 
 Key = tuple[Any, ...]
@@ -60,7 +58,7 @@ class _Plan:
         self.chooses = op in FORMULAS
 
 
-def _is_symbolic(argument: torch._C.Argument) -> bool:
+def _is_symbolic(argument: SchemaArgument) -> bool:
     """True for a SymInt, an optional one, or a list of them."""
     declared: Any = argument.real_type
     while hasattr(declared, "getElementType"):

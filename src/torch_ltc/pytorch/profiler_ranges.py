@@ -9,8 +9,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from types import TracebackType
 
-import torch
-from torch.autograd import profiler
+from torch_ltc.pytorch.private import RecordFunction, profiler
 
 __all__ = ["span"]
 
@@ -39,7 +38,5 @@ def span(what: str, program: int = 0, detail: str = "") -> AbstractContextManage
         return _NOTHING
     name = f"ltc {what} program {program}" if program else f"ltc {what}"
     # Not `torch.profiler.record_function`, which is an operator: modes of the user's would see it.
-    made: AbstractContextManager[object] = torch._C._profiler._RecordFunctionFast(
-        f"{name} ({detail})" if detail else name
-    )
+    made: AbstractContextManager[object] = RecordFunction(f"{name} ({detail})" if detail else name)
     return made

@@ -18,9 +18,10 @@ from torch_ltc.errors import LtcError, PoisonedTensorError
 from torch_ltc.lowering.backend_data import BackendData, alias_physical
 from torch_ltc.program.instruction import Program
 from torch_ltc.program.spec import Spec
+from torch_ltc.pytorch.private import untyped_storage
 
 _identities = itertools.count(1)
-storage_of = torch._C.TensorBase.untyped_storage
+storage_of = untyped_storage
 
 
 def physical_device() -> torch.device:

@@ -13,6 +13,7 @@ from types import CodeType, FrameType
 
 import torch
 
+from torch_ltc.pytorch.private import backward_node, backward_pass, next_node_number
 from torch_ltc.record.module_path import MODULE_CALL, module_path
 from torch_ltc.source import UNKNOWN, Source
 
@@ -84,7 +85,7 @@ def _backward_caller() -> FrameType | None:
 
 def _backward_source() -> Source:
     """The line that called backward. All calls of one pass have one, which takes long to find."""
-    job = torch._C._current_graph_task_id()
+    job = backward_pass()
     known, source = _latest.found
     if job < 0 or job != known:
         frame = _backward_caller()
@@ -96,7 +97,7 @@ def _backward_source() -> Source:
 
 def sequence_number() -> int:
     """The number that the next autograd node of this thread gets. Each thread counts by itself."""
-    number: int = torch._C._autograd._get_sequence_nr()
+    number: int = next_node_number()
     return number
 
 
@@ -117,7 +118,7 @@ def backward_number() -> int | None:
     if _latest.asked >= _MOST_NODES:
         return None
     _latest.asked += 1
-    node = torch._C._current_autograd_node()
+    node = backward_node()
     return None if node is None else node._sequence_nr()
 
 

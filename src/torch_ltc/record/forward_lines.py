@@ -11,10 +11,9 @@ import threading
 from collections import deque
 from collections.abc import Iterable
 
-import torch
-
 from torch_ltc.program.instruction import Call
 from torch_ltc.program.tree import Node
+from torch_ltc.pytorch.private import backward_pass
 from torch_ltc.record.call_site import Source, backward_number, forward_number, paired, sequence_number
 
 __all__ = ["ForwardLines"]
@@ -41,7 +40,7 @@ class ForwardLines:
     def begin(self) -> None:
         """The first call of a program is recorded on this thread."""
         self._thread = threading.get_ident()
-        self._first = sequence_number() if torch._C._current_graph_task_id() < 0 else -1
+        self._first = sequence_number() if backward_pass() < 0 else -1
 
     def end(self, node: Node) -> None:
         """The program that comes to `node` was cut."""

@@ -6,14 +6,13 @@ No hook is installed in modules: a hook would cost every call of every module on
 from __future__ import annotations
 
 import weakref
-from types import CodeType, FrameType
+from types import FrameType
 
 import torch
 
-__all__ = ["MODULE_CALL", "module_path"]
+from torch_ltc.pytorch.private import MODULE_CALL
 
-# The function that every call of a module goes through.
-MODULE_CALL: CodeType = torch.nn.Module._wrapped_call_impl.__code__
+__all__ = ["MODULE_CALL", "module_path"]
 
 _MOST_MODULES = 65_536
 # Paths by the identity of the module, which is only good while the module lives.

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import cache
 
 import torch
-from torch._ops import OpOverload
 
 from torch_ltc.program.effects import SIZED_BY_SCALARS, operator_may_fail
+from torch_ltc.pytorch.private import OpOverload, SchemaArgument
 from torch_ltc.shapes.rules import rule_of
 
 
@@ -133,7 +133,7 @@ def _arguments(op: OpOverload) -> tuple[Argument, ...]:
     return tuple([_argument(argument, sized) for argument in schema.arguments])
 
 
-def _argument(argument: torch._C.Argument, sized: bool) -> Argument:
+def _argument(argument: SchemaArgument, sized: bool) -> Argument:
     type_name = str(argument.type)
     kind = _KINDS.get(type_name, Kind.STATIC)
     if argument.name == "pin_memory":

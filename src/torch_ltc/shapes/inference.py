@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
 from torch_ltc.config import settings
 from torch_ltc.program.composite_gradients import FORMULAS
 from torch_ltc.program.instruction import Return, ReturnKind, Returns, flatten_returns
 from torch_ltc.program.spec import Spec, spec_of
+from torch_ltc.pytorch.private import OpOverload, conj_view, neg_view
 
 # Largest total size of CPU stand-ins; past it the meta kernel's own error is raised instead of trying the real kernel.
 _STAND_IN_BYTES = 2**31
@@ -254,9 +254,9 @@ def stand_ins(specs: Sequence[Spec], groups: Sequence[int], device: str, fill_va
         tensor = torch.empty(0, dtype=spec.dtype, device=device)
         tensor.set_(storages[group], spec.offset, spec.size, spec.stride)
         if spec.conj:
-            tensor = torch._conj(tensor)
+            tensor = conj_view(tensor)
         if spec.neg:
-            tensor = torch._neg_view(tensor)
+            tensor = neg_view(tensor)
         if fill_value:
             tensor.fill_(fill_value)
         made.append(tensor)

@@ -19,7 +19,8 @@ try:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import numpy
-        from torch.testing._internal.common_methods_invocations import op_db
+
+        from torch_ltc.pytorch.operator_database import op_db
 except ModuleNotFoundError as error:
     raise LtcError(
         f"PyTorch's database of operators needs the package {error.name!r}",

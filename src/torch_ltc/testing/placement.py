@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from torch_ltc.pytorch.private import neg_view
+
 # Arguments that PyTorch itself wants on the CPU whatever the device of the rest.
 ARGUMENTS_ON_CPU = frozenset({"tensor_split"})
 
@@ -115,7 +117,7 @@ class _Copier:
         elif tensor.is_conj():
             copy = self._strided(tensor.detach().conj()).conj()
         elif tensor.is_neg():
-            copy = torch._neg_view(self._strided(torch._neg_view(tensor.detach())))
+            copy = neg_view(self._strided(neg_view(tensor.detach())))
         else:
             copy = self._strided(tensor.detach())
         return copy.detach().requires_grad_(tensor.requires_grad)

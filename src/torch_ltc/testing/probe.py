@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from torch_ltc import events, ir_cache
 from torch_ltc.api import sync, wait_device_ops
@@ -20,6 +19,7 @@ from torch_ltc.config import SETTINGS, settings
 from torch_ltc.errors import CompileError, LtcError
 from torch_ltc.lowering.interface import Backend
 from torch_ltc.lowering.registry import registry
+from torch_ltc.pytorch.private import TorchDispatchMode
 from torch_ltc.record.buffer import physical_device
 from torch_ltc.testing.conformance_spec import ConformanceSpec, conformance_spec_of
 from torch_ltc.testing.outcome import describe, first_line

@@ -22,10 +22,10 @@ from typing import Any
 
 from torch_ltc.config import settings
 from torch_ltc.errors import LtcError
+from torch_ltc.pytorch.private import OPERATOR_DATABASE
 from torch_ltc.testing.records import AnyUnit, Difference, Operator, Result, Unit, What
 
 CONTEXT = multiprocessing.get_context("forkserver")
-DATABASE = "torch.testing._internal.common_methods_invocations"
 
 START_S = 90.0
 """How long a worker may take to start, beyond the time limit of its first unit."""
@@ -40,7 +40,7 @@ WORKER_NAME = "torch_ltc-conformance"
 
 def supported() -> list[Operator]:
     """The operators of PyTorch's database, in its order."""
-    _prepare_server(DATABASE)
+    _prepare_server(OPERATOR_DATABASE)
     receiving, sending = CONTEXT.Pipe(duplex=False)
     process = CONTEXT.Process(target=_enter, args=("send_supported", sending), name=WORKER_NAME, daemon=True)
     with _without_main():
@@ -71,7 +71,7 @@ def run_units(units: Sequence[AnyUnit], *, jobs: int, chunk_size: int, time_limi
         for chunk in _chunks(units, len(units)):
             yield from _enter("run_here", chunk, None, time_limit_s)
         return
-    _prepare_server(DATABASE if any(isinstance(unit, Unit) for unit in units) else "torch")
+    _prepare_server(OPERATOR_DATABASE if any(isinstance(unit, Unit) for unit in units) else "torch")
     chunks = deque(_chunks(units, chunk_size))
     running: list[_Worker] = []
     try:

@@ -1,4 +1,4 @@
-"""The Inductor backend: whole programs through PyTorch's own compiler, for cpu and cuda."""
+"""The Inductor backend: programs through PyTorch's own compiler, for cpu and cuda."""
 
 from torch_ltc.backends.inductor.backend import InductorBackend
 

@@ -1,4 +1,4 @@
-"""What Inductor made of a program as bytes, and back: the Python code, and the machine code of its kernels.
+"""Serialized programs of Inductor: the Python code, and the machine code of its kernels.
 
 Loading compiles nothing and looks for nothing on disk: the kernels come with the code. Inductor's own way back would
 ask the C++ compiler for its version and precompile headers before it finds that the kernels are there.
@@ -20,13 +20,17 @@ from types import BuiltinFunctionType, ModuleType
 from typing import Any
 
 import torch
-from torch._inductor.async_compile import AsyncCompile
-from torch._inductor.codecache import CppPythonBindingsCodeCache, PyCodeCache
-from torch._inductor.output_code import CompiledFxGraph
-from torch._inductor.runtime.cache_dir_utils import cache_dir
-from torch._inductor.utils import align_inputs_from_check_idxs
-from torch.utils._ordered_set import OrderedSet
 
+from torch_ltc.backends.inductor.private import (
+    AsyncCompile,
+    CompiledFxGraph,
+    CppPythonBindingsCodeCache,
+    OrderedSet,
+    PyCodeCache,
+    align_inputs_from_check_idxs,
+    cache_dir,
+    data_pointer_function,
+)
 from torch_ltc.lowering.gil import yield_gil
 
 __all__ = ["Artifact", "direct_call", "dump", "load"]
@@ -144,8 +148,7 @@ def _kernel(library: bytes) -> Any:
     known = _loaded.get(name)
     if known is None:
         # The library asks for this function of PyTorch when it is loaded.
-        guards: Any = torch._C._dynamo.guards
-        os.putenv(_POINTER_VARIABLE, str(guards._torchinductor_pyobject_tensor_data_ptr))
+        os.putenv(_POINTER_VARIABLE, str(data_pointer_function))
         with _file(library) as path:
             spec = importlib.util.spec_from_loader(name, importlib.machinery.ExtensionFileLoader(name, path))
             assert spec is not None

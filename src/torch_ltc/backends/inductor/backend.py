@@ -1,4 +1,4 @@
-"""The backend itself: compiles the graph of a program with Inductor, and runs what came of it."""
+"""The backend itself: compiles the graph of a program with Inductor, and runs the code."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch._dynamo.convert_frame import compile_lock
-from torch._functorch import config as functorch_config
-from torch._inductor import config as inductor_config
-from torch._inductor import lowering as inductor_lowering
-from torch._inductor.compile_fx import compile_fx, compile_fx_inner
-from torch._inductor.decomposition import select_decomp_table
-from torch._inductor.loop_body import InterpreterShim
-from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from torch_ltc.backends.inductor.artifact import direct_call, dump, load
 from torch_ltc.backends.inductor.graph import Built, build, example_inputs
 from torch_ltc.backends.inductor.preconditions import divides_by_zero, indexes_unknown
+from torch_ltc.backends.inductor.private import (
+    InterpreterShim,
+    compile_fx,
+    compile_fx_inner,
+    compile_lock,
+    functorch_config,
+    inductor_config,
+    inductor_lowering,
+    select_decomp_table,
+)
 from torch_ltc.backends.inductor.random_state import random_state_left_alone
 from torch_ltc.errors import CompileError
 from torch_ltc.lowering.backend_data import BackendData
@@ -33,6 +34,7 @@ from torch_ltc.lowering.symbolic import SymbolicSizes
 from torch_ltc.program.instruction import Call, Program, SymbolicShape
 from torch_ltc.program.spec import Spec, make_spec
 from torch_ltc.program.specialization import known_sizes
+from torch_ltc.pytorch.private import FakeTensorMode, OpOverload
 
 # Compiling with PyTorch's lock held keeps apart from a torch.compile on another thread. That thread may itself wait for
 # the device, so that the lock is not waited for without end.
@@ -76,12 +78,12 @@ class InductorBackend(Backend):
         InterpreterShim._dummy_gm()
 
     def decompositions(self) -> Mapping[OpOverload, Callable[..., Any]]:
-        """Next to none: Inductor takes operators apart itself."""
-        return _WHOLE
+        """Next to none: Inductor decomposes operators itself."""
+        return _COMPOSITE
 
     def supports(self, call: Call) -> bool:
         """Everything but calls whose data could end the process."""
-        return not (divides_by_zero(call) or (indexes_unknown(call) and not _kept_whole(call.op)))
+        return not (divides_by_zero(call) or (indexes_unknown(call) and not _left_to_kernel(call.op)))
 
     def compile(self, program: Program) -> InductorFunction:
         """A function that runs code made by Inductor."""
@@ -149,12 +151,12 @@ def _compiled(program: Program, options: Mapping[str, Any]) -> InductorFunction:
     return InductorFunction(Interface.of(program, built, symbolic.guards()), run, source or readable, graph)
 
 
-class _Whole(Mapping[OpOverload, Callable[..., Any]]):
-    """A table that keeps every operator whole, also those that PyTorch would take apart by itself, but for the few that
+class _Composite(Mapping[OpOverload, Callable[..., Any]]):
+    """A table that decomposes no operator, not even those that PyTorch would decompose by itself, but for the few that
     PyTorch has nothing for."""
 
     def __getitem__(self, op: OpOverload) -> Callable[..., Any]:
-        return only_ours().get(op, _not_taken_apart)
+        return only_ours().get(op, _not_decomposed)
 
     def __iter__(self) -> Iterator[OpOverload]:
         return iter(only_ours())
@@ -163,29 +165,29 @@ class _Whole(Mapping[OpOverload, Callable[..., Any]]):
         return len(only_ours())
 
 
-def _not_taken_apart(*args: Any, **kwargs: Any) -> Any:
+def _not_decomposed(*args: Any, **kwargs: Any) -> Any:
     return NotImplemented
 
 
-_WHOLE = _Whole()
+_COMPOSITE = _Composite()
 
 
 @dataclass(frozen=True, slots=True)
 class Interface:
-    """How a program's inputs and results meet those of the compiled code."""
+    """The calling convention of compiled code: where a program's inputs and results are among its own."""
 
     specs: tuple[Spec, ...]
     strides: tuple[tuple[int, ...], ...]
     updated: frozenset[int]
     # Where each result is: a place among what the code returns, or -1, -2 ... for an input.
     results: tuple[int, ...]
-    # Whether the last thing that the code returns says that the data was wrong.
+    # True if the last thing that the code returns says that the data was wrong.
     checked: bool
-    # Names of the symbols, whose values the code takes last, what must hold of them, and the geometry of the inputs
+    # Names of the symbols, whose values the code takes last, the conditions on them, and the shapes of the inputs
     # that depend on them, by position.
     symbols: tuple[str, ...] = ()
     guards: tuple[str, ...] = ()
-    geometry: tuple[tuple[int, SymbolicShape], ...] = ()
+    shapes: tuple[tuple[int, SymbolicShape], ...] = ()
 
     @classmethod
     def of(cls, program: Program, built: Built, guards: tuple[str, ...] = ()) -> Interface:
@@ -201,7 +203,7 @@ class Interface:
     def with_symbols(self, symbols: Mapping[str, int]) -> Interface:
         """The same for a program in which the symbols are these."""
         specs = list(self.specs)
-        for position, shape in self.geometry:
+        for position, shape in self.shapes:
             old = specs[position]
             size, stride = known_sizes(shape.size, symbols), known_sizes(shape.stride, symbols)
             [offset] = known_sizes((shape.offset,), symbols)
@@ -227,7 +229,7 @@ class InductorFunction:
 
     @property
     def guards(self) -> tuple[str, ...]:
-        """What must hold of the symbols."""
+        """Conditions on the symbols under which the code is right."""
         return self.interface.guards
 
     def bind(self, symbols: Mapping[str, int]) -> InductorFunction:
@@ -267,7 +269,7 @@ def _places(program: Program, built: Built) -> tuple[int, ...]:
     return (*places, *(-1 - update.input for update in program.updates))
 
 
-def _kept_whole(op: OpOverload) -> bool:
+def _left_to_kernel(op: OpOverload) -> bool:
     """True for an operator that Inductor leaves to PyTorch's kernel."""
     if op in select_decomp_table():
         return False

@@ -1,8 +1,8 @@
 """From a functional program to the FX graph that Inductor compiles.
 
 One node per call. Inputs that the program updates are written to by `copy_` at the end of the graph, so that Inductor
-updates them where they are. Nothing is written when the data does not meet what the calls demand of it: then the graph
-says so in its last output.
+updates them where they are. Nothing is written when the data does not meet the preconditions of the calls: then the
+graph says so in its last output.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _RESHAPES = (aten.view.default, aten._unsafe_view.default, aten._reshape_alias.d
 @dataclass(frozen=True, slots=True)
 class Built:
     """A graph and how to read its outputs: `returned` are the value numbers that it returns, each once; with
-    `checked` one more output follows, a bool that is true when the data was not as the calls demand."""
+    `checked` one more output follows, a bool that is true when the data did not meet the preconditions of the calls."""
 
     module: fx.GraphModule
     returned: tuple[int, ...]
@@ -131,9 +131,9 @@ class _Builder:
                     part = part or self._call(operator.getitem, node, position)
                     self._nodes[number] = self._call(operator.getitem, part, index)
 
-    def _bind_one(self, number: int, node: fx.Node, whole: fx.Node | None, position: int) -> None:
+    def _bind_one(self, number: int, node: fx.Node, single: fx.Node | None, position: int) -> None:
         if number >= 0:
-            self._nodes[number] = whole or self._call(operator.getitem, node, position)
+            self._nodes[number] = single or self._call(operator.getitem, node, position)
 
     def _roots_of(self, call: Call) -> frozenset[int]:
         """The inputs in whose memory the results of a call may lie."""
@@ -142,13 +142,13 @@ class _Builder:
             return frozenset()
         return frozenset().union(*(self._roots[number] for number in call.operands))
 
-    # ---- demands on data
+    # ---- preconditions
 
     def _preconditions(self, call: Call) -> list[Precondition]:
         return preconditions(call, self._shapes) if self._checks else []
 
     def _meet(self, call: Call, precondition: Precondition) -> fx.Node:
-        """The operand with harmless values where it does not meet the demand, which is noted."""
+        """The operand with harmless values where it does not meet the precondition, which is noted."""
         condition = precondition.condition
         node = self._nodes[precondition.number]
         if isinstance(condition, Divides):
@@ -237,24 +237,24 @@ def _kept_zeros(call: Call, args: list[Any]) -> list[Any]:
 
 
 def _shapes(program: Program, specs: dict[int, Spec]) -> Shapes:
-    """The geometry of every value, symbolic where it is."""
+    """The shape of every value, symbolic where it is."""
     shapes: dict[int, Spec | Shape] = dict(specs)
-    for number, geometry in program.geometry.items():
+    for number, shape in program.geometry.items():
         if number in specs:
-            shapes[number] = Shape(specs[number].dtype, geometry.size, specs[number].numel)
+            shapes[number] = Shape(specs[number].dtype, shape.size, specs[number].numel)
     return shapes
 
 
 def example_inputs(program: Program, symbolic: SymbolicSizes) -> list[Any]:
-    """Tensors with the geometry of the inputs and numbers, then the symbols. Inside a fake tensor mode they take no
+    """Tensors with the shapes of the inputs and numbers, then the symbols. Inside a fake tensor mode they take no
     memory."""
     made: list[Any] = []
     for instruction in program.inputs:
-        geometry = program.geometry.get(instruction.number)
-        if geometry is None:
+        shape = program.geometry.get(instruction.number)
+        if shape is None:
             made.append(_example(instruction.spec, program.device))
         else:
-            made.append(_symbolic_example(instruction.spec, geometry, symbolic, program.device))
+            made.append(_symbolic_example(instruction.spec, shape, symbolic, program.device))
     made += [_example(instruction.spec, torch.device("cpu")) for instruction in program.numbers]
     return made + [symbolic.integers[symbol.name] for symbol in program.symbols]
 
@@ -264,10 +264,8 @@ def _example(spec: Spec, device: torch.device) -> torch.Tensor:
     return base.as_strided(spec.size, spec.stride, spec.offset)
 
 
-def _symbolic_example(
-    spec: Spec, geometry: SymbolicShape, symbolic: SymbolicSizes, device: torch.device
-) -> torch.Tensor:
-    size, stride, offset = symbolic.all(geometry.size), symbolic.all(geometry.stride), symbolic.integer(geometry.offset)
+def _symbolic_example(spec: Spec, shape: SymbolicShape, symbolic: SymbolicSizes, device: torch.device) -> torch.Tensor:
+    size, stride, offset = symbolic.all(shape.size), symbolic.all(shape.stride), symbolic.integer(shape.offset)
     if spec.offset == 0:
         return torch.empty_strided(size, stride, dtype=spec.dtype, device=device)
     extent = offset + 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True))

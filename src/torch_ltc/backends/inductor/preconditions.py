@@ -1,8 +1,8 @@
-"""What calls demand of the data they are given, where eager checks it and Inductor's code does not survive it.
+"""Preconditions of calls on their data, where eager checks them and Inductor's code does not survive a violation.
 
 A wrong index in a kernel with several threads ends the process, because an exception cannot leave a parallel region;
-an integer division by zero ends it in any case. So the demands are checked beside the computation, and the call gets
-operands that meet them. The table says what each operator demands; it builds nothing.
+an integer division by zero ends it in any case. So they are checked beside the computation, and the call gets
+operands that meet them. The table lists them by operator; it builds nothing.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Divides:
 
 @dataclass(frozen=True, slots=True)
 class Precondition:
-    """What must hold of the value `number`, which stands in the place `argument` of a call, or there in a list at
+    """A condition on the value `number`, which stands in the place `argument` of a call, or there in a list at
     `position`."""
 
     argument: str
@@ -63,7 +63,7 @@ Shapes = Mapping[int, Spec | Shape]
 
 
 class Operands:
-    """The arguments of a call by name, and the geometry of its tensors."""
+    """The arguments of a call by name, and the shapes of its tensors."""
 
     def __init__(self, call: Call, specs: Shapes) -> None:
         names = [argument.name for argument in call.op._schema.arguments]
@@ -74,7 +74,7 @@ class Operands:
         return self._named[name]
 
     def spec(self, value: Value) -> Spec | Shape:
-        """The geometry of a tensor."""
+        """The shape of a tensor."""
         return self._specs[value.number]
 
     def size(self, name: str) -> tuple[Any, ...]:
@@ -213,7 +213,7 @@ def _divides_integers(call: Call) -> bool:
 
 
 def preconditions(call: Call, specs: Shapes) -> list[Precondition]:
-    """All demands of a call on its data."""
+    """All preconditions of a call on its data."""
     name = _plain_name(call)
     if name in _INTEGER_DIVISIONS:
         return list(_divisor(Operands(call, specs))) if _divides_integers(call) else []

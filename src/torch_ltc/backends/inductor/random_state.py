@@ -1,4 +1,4 @@
-"""Keeps Inductor's hands off the random numbers of other threads.
+"""Keeps compiling from resetting the random state of other threads.
 
 While PyTorch compiles, it saves the state of the CPU's generator, which all threads share, and puts it back at the end.
 The user's thread draws meanwhile, and would draw the same numbers again. Nothing of what happens here draws, so that on
@@ -12,28 +12,28 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from torch._dynamo import utils as dynamo_utils
-from torch._functorch import aot_autograd
+# The table needs the entries of this backend first.
+from torch_ltc.backends.inductor import private  # noqa: F401
+from torch_ltc.pytorch.patches import replaces
 
 __all__ = ["random_state_left_alone"]
 
-_NAME = "preserve_rng_state"
-_original: Any = getattr(dynamo_utils, _NAME)
 _threads: set[int] = set()
 
 
-@contextmanager
-def _preserve_rng_state() -> Iterator[None]:
-    if threading.get_ident() in _threads:
-        yield
-    else:
-        with _original():
+# Both places where compiling looks the name up.
+@replaces("torch._functorch.aot_autograd.preserve_rng_state")
+@replaces("torch._dynamo.utils.preserve_rng_state")
+def _unless_left_alone(original: Any) -> Any:
+    @contextmanager
+    def preserve_rng_state() -> Iterator[None]:
+        if threading.get_ident() in _threads:
             yield
+        else:
+            with original():
+                yield
 
-
-# Where compiling looks the name up.
-for _module in (dynamo_utils, aot_autograd):
-    setattr(_module, _NAME, _preserve_rng_state)
+    return preserve_rng_state
 
 
 @contextmanager

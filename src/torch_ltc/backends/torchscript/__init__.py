@@ -1,8 +1,8 @@
-"""The TorchScript backend, the default: the whole program as one TorchScript function.
+"""The TorchScript backend, the default: the program as one TorchScript function.
 
-TorchScript takes views, in-place calls, lists and run-time numbers as they are, and runs them without the interpreter
-lock. `segments` cuts a program into what becomes one function each, `graph` builds the graphs, `lines` puts the user's
-lines on their nodes.
+TorchScript takes views, in-place calls, lists and run-time numbers as they are, and runs them without the GIL.
+`segments` cuts a program into runs of calls, one function each, `graph` builds the graphs, `source_ranges` puts the
+user's lines on their nodes.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from torch_ltc.backends.torchscript.graph import GraphLowering, NotTaken
+from torch_ltc.backends.torchscript.private import ScriptList, create_function
 from torch_ltc.backends.torchscript.segments import Segment, split
 from torch_ltc.backends.torchscript.serialize import dump_function, load_function
 from torch_ltc.backends.torchscript.source_ranges import lines as user_lines
@@ -91,7 +92,7 @@ def _compile(segment: Segment, device: torch.device) -> _Part:
     try:
         graph = lowering.lower()
         graph.lint()
-        function = torch._C._create_function_from_graph("program", graph)
+        function = create_function("program", graph)
     except (RuntimeError, ValueError, TypeError) as error:
         call = lowering.current
         where = f" at {call.name}" if call is not None else ""
@@ -144,7 +145,7 @@ class ScriptComputation(Computation):
                     continue
                 given = [values[n] for n in segment.kept]
                 if segment.moved:
-                    given.append(torch._C.ScriptList([values.pop(n) for n in segment.moved]))
+                    given.append(ScriptList([values.pop(n) for n in segment.moved]))
                 given += [arguments.scalars[slot] for slot in segment.scalars]
                 given += [self._symbols[place] for place in segment.symbols]
                 if segment.random:
@@ -182,7 +183,7 @@ def _direct_calls(parts: list[_Part], program: Program) -> dict[int, Call]:
             [known] = part.segment.calls
             found[place] = call = calls[part.segment.start]
             if call.op is not known.op or call.numbers != known.numbers:
-                raise CompileError(f"program {program.identity} is taken apart in another way")
+                raise CompileError(f"program {program.identity} is decomposed in another way")
     return found
 
 

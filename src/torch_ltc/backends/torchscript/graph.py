@@ -7,6 +7,17 @@ from typing import Any
 
 import torch
 
+from torch_ltc.backends.torchscript.private import (
+    GENERATOR,
+    NUMBER,
+    SCALAR_TYPES,
+    TENSOR,
+    Graph,
+    ListType,
+    OptionalType,
+    TupleType,
+    parse_schema,
+)
 from torch_ltc.backends.torchscript.segments import Segment
 from torch_ltc.backends.torchscript.source_ranges import lines
 from torch_ltc.lowering.gil import yield_gil
@@ -21,15 +32,6 @@ from torch_ltc.program.instruction import (
     Value,
 )
 
-_TENSOR = torch._C.TensorType.get()
-_NUMBER = torch._C.NumberType.get()
-_GENERATOR = torch._C._GeneratorType.get()
-_SCALAR_TYPES = {
-    int: torch._C.IntType.get(),
-    float: torch._C.FloatType.get(),
-    bool: torch._C.BoolType.get(),
-    complex: torch._C.ComplexType.get(),
-}
 _MEMORY_FORMATS = {
     torch.contiguous_format: 0,
     torch.preserve_format: 1,
@@ -53,7 +55,7 @@ class GraphLowering:
     def __init__(self, segment: Segment, device: torch.device) -> None:
         self._segment = segment
         self._device = device
-        self._graph: Any = torch._C.Graph()
+        self._graph: Any = Graph()
         self._values: dict[int, Any] = {}
         self._scalars: dict[int, Any] = {}
         # The values of symbols by name.
@@ -82,7 +84,7 @@ class GraphLowering:
     def _add_parameters(self) -> None:
         given = {instruction.number for instruction in self._segment.program.inputs}
         for number in self._segment.kept:
-            self._values[number] = self._parameter(f"{'p' if number in given else 'v'}{number}", _TENSOR)
+            self._values[number] = self._parameter(f"{'p' if number in given else 'v'}{number}", TENSOR)
         if self._segment.moved:
             self._take_over(self._segment.moved)
         types = self._scalar_types()
@@ -90,15 +92,15 @@ class GraphLowering:
             self._scalars[slot] = self._parameter(f"s{slot}", types[slot])
         for place in self._segment.symbols:
             name = self._segment.program.symbols[place].name
-            self._symbols[name] = self._parameter(f"size_{name}", _SCALAR_TYPES[int])
+            self._symbols[name] = self._parameter(f"size_{name}", SCALAR_TYPES[int])
         if self._segment.random:
-            self._generator = self._parameter("generator", _GENERATOR)
+            self._generator = self._parameter("generator", GENERATOR)
 
     def _take_over(self, moved: tuple[int, ...]) -> None:
         """Values in a list that is emptied at once: an argument would live until the function returns."""
-        values = self._parameter("moved", torch._C.ListType(_TENSOR))
+        values = self._parameter("moved", ListType(TENSOR))
         node = self._node("prim::ListUnpack", [values], len(moved))
-        for number, value in zip(moved, _typed_outputs(node, [_TENSOR] * len(moved)), strict=True):
+        for number, value in zip(moved, _typed_outputs(node, [TENSOR] * len(moved)), strict=True):
             value.setDebugName(f"v{number}")
             self._values[number] = value
         self._node("aten::clear", [values], 0)
@@ -116,7 +118,7 @@ class GraphLowering:
                     if isinstance(item, Scalar):
                         # A bool fits no number type of TorchScript but the general one.
                         general = item.type is bool and str(declared.type) not in ("bool", "Optional[bool]")
-                        types[item.slot] = _NUMBER if general else _SCALAR_TYPES[item.type]
+                        types[item.slot] = NUMBER if general else SCALAR_TYPES[item.type]
         return types
 
     # ---- calls ----------------------------------------------------------------------------------------------------
@@ -138,7 +140,7 @@ class GraphLowering:
         for declared, value in zip(call.returns, outputs, strict=True):
             if isinstance(declared, tuple):
                 node = self._node("prim::ListUnpack", [value], len(declared))
-                for item, part in zip(declared, _typed_outputs(node, [_TENSOR] * len(declared)), strict=True):
+                for item, part in zip(declared, _typed_outputs(node, [TENSOR] * len(declared)), strict=True):
                     self._bind(call, position, item, part)
                     position += 1
             else:
@@ -153,7 +155,7 @@ class GraphLowering:
             node.copyMetadata(self._line)
         return node
 
-    def _insert(self, kind: str, inputs: list[Any], declared: Any = _TENSOR) -> Any:
+    def _insert(self, kind: str, inputs: list[Any], declared: Any = TENSOR) -> Any:
         """The one value of a new node."""
         value = self._node(kind, inputs).output()
         value.setType(declared)
@@ -167,7 +169,7 @@ class GraphLowering:
         node = self._node(schema.name, inputs[:-1])
         if node.schema() == _NO_SCHEMA:
             raise NotTaken(call)
-        [result] = _typed_outputs(node, [_TENSOR])
+        [result] = _typed_outputs(node, [TENSOR])
         return self._insert("aten::copy_", [inputs[-1], result, self._constant(False)])
 
     def _bind(self, call: Call, position: int, item: Return, value: Any) -> None:
@@ -180,13 +182,13 @@ class GraphLowering:
         self._values[number] = value
 
     def _laid_out(self, item: Return, value: Any) -> Any:
-        """A copy of the value in the geometry that was recorded for it."""
+        """A copy of the value in the layout that was recorded for it."""
         spec = item.spec
         assert spec is not None
         constants = [[spec.extent()], spec.dtype, None, self._device, None, None]
         base = self._insert("aten::empty", [self._constant(c) for c in constants])
-        geometry = [self._constant(c) for c in (list(spec.size), list(spec.stride), spec.offset)]
-        view = self._insert("aten::as_strided", [base, *geometry])
+        layout = [self._constant(c) for c in (list(spec.size), list(spec.stride), spec.offset)]
+        view = self._insert("aten::as_strided", [base, *layout])
         return self._insert("aten::copy_", [view, value, self._constant(False)])
 
     # ---- arguments ------------------------------------------------------------------------------------------------
@@ -209,7 +211,7 @@ class GraphLowering:
         if isinstance(operand, bool) and "number" in str(declared.type):
             return self._constant(int(operand))
         value = self._constant(operand)
-        if operand is None and typed and isinstance(declared.type, torch._C.OptionalType):
+        if operand is None and typed and isinstance(declared.type, OptionalType):
             # Overloads that differ only in what may be None are told apart by it.
             value.setType(declared.type)
         return value
@@ -217,22 +219,22 @@ class GraphLowering:
     def _sequence(self, operand: tuple[Any, ...], declared: Any) -> Any:
         kind = str(declared.type)
         if any(isinstance(item, (Value, Scalar, Size)) for item in operand) or "Tensor" in kind:
-            element: Any = torch._C.OptionalType.ofTensor() if "Optional[Tensor]" in kind else _TENSOR
+            element: Any = OptionalType.ofTensor() if "Optional[Tensor]" in kind else TENSOR
             if any(isinstance(item, Scalar) for item in operand):
-                element = _NUMBER
+                element = NUMBER
             elif any(isinstance(item, Size) for item in operand):
-                element = _SCALAR_TYPES[int]
+                element = SCALAR_TYPES[int]
             items = [self._operand(item, declared, typed=False) for item in operand]
-            return self._insert("prim::ListConstruct", items, torch._C.ListType(element))
+            return self._insert("prim::ListConstruct", items, ListType(element))
         if not operand:
             empty = declared.type
-            while isinstance(empty, torch._C.OptionalType):
+            while isinstance(empty, OptionalType):
                 empty = empty.getElementType()
             return self._insert("prim::ListConstruct", [], empty)
         if isinstance(operand[0], bool):
             # PyTorch reads a constant list of these, in the text of a graph, as integers.
             items = [self._constant(item) for item in operand]
-            return self._insert("prim::ListConstruct", items, torch._C.ListType(_SCALAR_TYPES[bool]))
+            return self._insert("prim::ListConstruct", items, ListType(SCALAR_TYPES[bool]))
         return self._constant(list(operand))
 
     def _constant(self, value: object) -> Any:
@@ -266,7 +268,7 @@ def _typed_outputs(node: Any, types: list[Any]) -> list[Any]:
 
 @functools.lru_cache(maxsize=4_096)
 def _parsed(schema: str) -> Any:
-    return torch._C.parse_schema(schema)
+    return parse_schema(schema)
 
 
 def _is_recorded_overload(call: Call, schema: str) -> bool:
@@ -285,4 +287,4 @@ def _is_recorded_overload(call: Call, schema: str) -> bool:
 
 
 def _tuple_type(length: int) -> Any:
-    return torch._C.TupleType([_TENSOR] * length)
+    return TupleType([TENSOR] * length)

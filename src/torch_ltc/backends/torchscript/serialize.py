@@ -1,6 +1,6 @@
 """TorchScript functions as bytes: the text of their graphs, which PyTorch can read again.
 
-What PyTorch reads is not always what it wrote. So a graph is read back before its text is kept, and compared.
+What PyTorch reads is not always what it wrote. So a graph is read back and compared before its text is used.
 """
 
 from __future__ import annotations
@@ -8,8 +8,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import torch
-
+from torch_ltc.backends.torchscript.private import create_function, parse_ir
 from torch_ltc.lowering.gil import yield_gil
 
 __all__ = ["dump_function", "load_function"]
@@ -25,7 +24,7 @@ def dump_function(function: Any) -> bytes | None:
     text = _NO_RESULT.sub(r"\1", graph.str(False))
     yield_gil()
     try:
-        read = torch._C.parse_ir(text, True)
+        read = parse_ir(text, True)
     except RuntimeError:
         return None
     yield_gil()
@@ -34,15 +33,15 @@ def dump_function(function: Any) -> bytes | None:
 
 
 def load_function(data: bytes) -> Any:
-    """What `dump_function` wrote. Its nodes stand on no lines of the user's."""
-    graph = torch._C.parse_ir(data.decode(), True)
+    """The function that `dump_function` wrote. Its nodes stand on no lines of the user's."""
+    graph = parse_ir(data.decode(), True)
     yield_gil()
-    return torch._C._create_function_from_graph(_PLAIN, graph)
+    return create_function(_PLAIN, graph)
 
 
 def _same(first: Any, second: Any) -> bool:
     """True for graphs with the same nodes, types and constants; names do not matter."""
-    # By hand: PyTorch's own way to compare, by renaming and printing, holds Python's lock all the time.
+    # By hand: PyTorch's own way to compare, by renaming and printing, holds the GIL all the time.
     names: dict[str, str] = {}
     if not _bound(list(first.inputs()), list(second.inputs()), names):
         return False

@@ -12,17 +12,14 @@ import threading
 from collections.abc import Iterable
 from typing import Any
 
-import torch
-
+from torch_ltc.backends.torchscript.private import compile_syntax, syntax
 from torch_ltc.lowering.gil import yield_gil
 from torch_ltc.source import Source
-
-_syntax: Any = torch._C._jit_tree_views
 
 # What TorchScript compiles it keeps until the process ends, some 2 kB a line.
 _MOST_LINES = 20_000
 _MOST_CHARACTERS = 200
-# TorchScript's compiler holds Python's lock.
+# TorchScript's compiler holds the GIL.
 _LINES_AT_ONCE = 8
 
 Place = tuple[str, int]
@@ -63,21 +60,20 @@ def _compiled(sources: list[Source]) -> Any:
     ranges = [_range(source) for source in sources]
     statements: list[Any] = []
     for place in ranges:
-        method = _syntax.Select(_name(place), _syntax.Ident(place, "alias"))
-        statements.append(_syntax.Assign([_name(place)], _syntax.Apply(method, [], [])))
+        method = syntax.Select(_name(place), syntax.Ident(place, "alias"))
+        statements.append(syntax.Assign([_name(place)], syntax.Apply(method, [], [])))
     place = ranges[0]
-    statements.append(_syntax.Return(place, _name(place)))
-    tensor = _syntax.Var(_syntax.Ident(place, "Tensor"))
-    parameter = _syntax.Param(tensor, _syntax.Ident(place, "x"), False)
-    declaration = _syntax.Decl(place, [parameter], None)
-    definition = _syntax.Def(_syntax.Ident(place, "lines"), declaration, statements)
-    compile_tree: Any = torch._C._jit_script_compile
+    statements.append(syntax.Return(place, _name(place)))
+    tensor = syntax.Var(syntax.Ident(place, "Tensor"))
+    parameter = syntax.Param(tensor, syntax.Ident(place, "x"), False)
+    declaration = syntax.Decl(place, [parameter], None)
+    definition = syntax.Def(syntax.Ident(place, "lines"), declaration, statements)
     # No name in it is left to be looked up.
-    return compile_tree("torch_ltc.lines", definition, lambda name: None, {}).graph
+    return compile_syntax("torch_ltc.lines", definition, lambda name: None, {}).graph
 
 
 def _name(place: Any) -> Any:
-    return _syntax.Var(_syntax.Ident(place, "x"))
+    return syntax.Var(syntax.Ident(place, "x"))
 
 
 def _range(source: Source) -> Any:
@@ -85,7 +81,7 @@ def _range(source: Source) -> Any:
     text = linecache.getline(source.file, source.line).rstrip()[:_MOST_CHARACTERS] or source.function
     encoded = text.encode("utf-8", "replace")
     file = source.file.encode("utf-8", "replace").decode()
-    factory = _syntax.SourceRangeFactory(encoded.decode(), file, source.line, 0)
+    factory = syntax.SourceRangeFactory(encoded.decode(), file, source.line, 0)
     # Counted in bytes.
     return factory.make_raw_range(len(encoded) - len(encoded.lstrip()), len(encoded))
 

@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
 from torch_ltc.backends.xla.conformance_spec import KNOWN_GAPS, TOLERANCES
 from torch_ltc.backends.xla.decompositions import decompositions
 from torch_ltc.errors import BackendError
 from torch_ltc.lowering.interface import Backend, BackendData, Form, ProgramFunction
 from torch_ltc.program.instruction import Call, Program
+from torch_ltc.pytorch.private import OpOverload
 
 
 class XlaBackend(Backend):
@@ -57,12 +57,12 @@ class XlaBackend(Backend):
         return handle
 
     def supports(self, call: Call) -> bool:
-        """Whether the call's operator has a rule."""
+        """True when the call's operator has a rule."""
         supported: bool = _compiler().has_rule(call)
         return supported
 
     def decompositions(self) -> Mapping[OpOverload, Callable[..., Any]]:
-        """How operators without a rule are taken apart."""
+        """Decompositions of operators without a rule."""
         return decompositions()
 
 

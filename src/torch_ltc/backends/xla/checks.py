@@ -1,4 +1,4 @@
-"""Which calls would fail in eager because of their data, as a boolean that the program computes.
+"""Checks of data that fail in eager, as one boolean that the program computes.
 
 XLA does not raise: an index out of range reads some other element. A program with such calls returns one boolean more,
 whether any of them is wrong; then the run counts as failed, its inputs keep the values they had, and the interpreter
@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 
 import jax.numpy as jnp
 from jax import Array
-from torch._ops import OpOverload
 
 from torch_ltc.backends.xla.promotion import Operand, category, result_dtype
 from torch_ltc.backends.xla.table import overload
+from torch_ltc.pytorch.private import OpOverload
 
 Check = Callable[..., "Array | None"]
 CheckFunction = TypeVar("CheckFunction", bound=Check)

@@ -1,4 +1,4 @@
-"""What a comparison with eager may expect of XLA: how far values may be off, and what is known to differ."""
+"""Tolerances of comparisons with eager, and known differences."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def inverse_of(spec: Spec) -> tuple[int, ...]:
 
 @functools.lru_cache(maxsize=65536)
 def held_spec(spec: Spec) -> Spec:
-    """How an array for a tensor of this geometry lies in memory: as the tensor does, or without its holes."""
+    """The layout of an array for a tensor of this spec: that of the tensor, or without its holes."""
     dense = memory_order(spec.size, spec.stride) is not None and spec.covers_storage()
     if dense and not (spec.conj or spec.neg):
         return spec
@@ -75,7 +75,7 @@ class JaxData(BackendData):
 
     @property
     def shared(self) -> bool:
-        """Whether a PyTorch tensor shares the memory: then XLA may not reuse it."""
+        """True when a PyTorch tensor shares the memory: then XLA may not reuse it."""
         return self._view is not None
 
     def tensor(self) -> torch.Tensor:
@@ -90,11 +90,11 @@ class JaxData(BackendData):
         return self._view
 
     def replace(self, array: Array) -> None:
-        """Hold another array of the same geometry. Only for data that nobody shares."""
+        """Hold another array of the same spec. Only for data that nobody shares."""
         self._array = array
 
     def assign(self, other: BackendData) -> None:
-        """Hold what `other` holds. Raises when its geometry is another."""
+        """Hold what `other` holds. Raises when its spec is another."""
         if other.spec.size != self.spec.size or other.spec.dtype is not self.spec.dtype:
             raise BackendError(f"a handle on {self.spec} cannot hold {other.spec}")
         self._array = array_of(other, self.spec)

@@ -1,4 +1,4 @@
-"""What is taken apart before it reaches the table of rules, by PyTorch's own decompositions."""
+"""Decompositions before the table of rules: PyTorch's own."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch._decomp import get_decompositions
-from torch._ops import OpOverload
 
 from torch_ltc.lowering.decomposition_tables import core_aten
+from torch_ltc.pytorch.private import OpOverload, get_decompositions
 
 aten = torch.ops.aten
 
 # Operators that the core ATen set keeps and that are not worth a rule.
-_TAKEN_APART = (
+_DECOMPOSED = (
     "_batch_norm_with_update",
     "_batch_norm_with_update_functional",
     "_native_batch_norm_legit",
@@ -28,7 +27,7 @@ _TAKEN_APART = (
     "native_layer_norm",
     "rrelu_with_noise_backward",
 )
-# Operators that the core ATen set takes apart although one rule does it better.
+# Operators that the core ATen set decomposes although one rule does it better.
 _KEPT = (
     "_safe_softmax",
     "_scaled_dot_product_flash_attention_for_cpu",
@@ -53,7 +52,7 @@ _KEPT = (
 def decompositions() -> Mapping[OpOverload, Callable[..., Any]]:
     """The core ATen decompositions, with a few more and a few less."""
     table = dict(core_aten())
-    packets = [getattr(aten, name) for name in _TAKEN_APART if hasattr(aten, name)]
+    packets = [getattr(aten, name) for name in _DECOMPOSED if hasattr(aten, name)]
     extra: Any = get_decompositions(packets)
     table.update(extra)
     for name in _KEPT:

@@ -35,8 +35,8 @@ class Executable:
     A call that fails raises and has changed none of its inputs.
     """
 
-    def __init__(self, program: Program, kept: tuple[Any, str] | None = None) -> None:
-        """Compile `program`, or take what was compiled of it and its text from `kept`."""
+    def __init__(self, program: Program, loaded: tuple[Any, str] | None = None) -> None:
+        """Compile `program`, or take what was compiled of it and its text from `loaded`."""
         self.program = program
         self._inputs = [instruction.spec for instruction in program.inputs]
         self._results = _result_specs(program)
@@ -44,7 +44,7 @@ class Executable:
         self._device = BackendDevice.of(program.device)
         # The result that may take the memory of an input, by the position of the input.
         self._reused = {update.input: self._outputs + i for i, update in enumerate(program.updates)}
-        self._compiled, self._text = self._compile(program) if kept is None else kept
+        self._compiled, self._text = self._compile(program) if loaded is None else loaded
 
     def _compile(self, program: Program) -> tuple[Any, str]:
         with all_bits():
@@ -68,7 +68,7 @@ class Executable:
 
     @classmethod
     def load(cls, data: bytes) -> Executable:
-        """What `dump` wrote."""
+        """The executable that `dump` wrote."""
         program, compiled, text = load_data(data)
         with all_bits():
             return cls(program, (deserialize_and_load(*compiled), text))
@@ -122,13 +122,13 @@ class Executable:
 
 
 def version_text() -> str:
-    """What must be as it was for machine code to be of use."""
+    """The versions and options that serialized machine code depends on."""
     parts = [jax.__version__, jax.lib.__version__, str(jax.config.values), *_OPTIONS, foreign_variable("XLA_FLAGS")]
     return " ".join(map(str, parts))
 
 
 def _result_specs(program: Program) -> list[Spec]:
-    """How the results lie in memory: outputs as recorded, new values of inputs as the inputs do."""
+    """Layouts of the results: outputs as recorded, new values of inputs as the inputs do."""
     specs = program.specs()
     inputs = [instruction.spec for instruction in program.inputs]
     made = [specs[number] for number in program.outputs]
@@ -141,5 +141,5 @@ def _result_specs(program: Program) -> list[Spec]:
 
 
 def _is_ours(item: Held) -> bool:
-    """Whether XLA may reuse the memory: it is a JAX array that no tensor shares."""
+    """True when XLA may reuse the memory: it is a JAX array that no tensor shares."""
     return isinstance(item, JaxData) and not item.shared

@@ -35,7 +35,7 @@ from torch_ltc.program.spec import Spec
 
 
 def has_rule(call: Call) -> bool:
-    """Whether the call's operator has a rule and all its results have dtypes that JAX knows."""
+    """True when the call's operator has a rule and all its results have dtypes that JAX knows."""
     known = all(item.spec is None or item.spec.dtype in DTYPES for item in call.flat_returns)
     return known and call.op in RULES
 

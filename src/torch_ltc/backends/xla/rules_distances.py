@@ -74,7 +74,7 @@ def pdist_backward(gradient: Array, x: Array, p: float, distances: Array) -> Arr
 
 @rule("histc")
 def histc(x: Array, bins: int = 100, low: Operand = 0, high: Operand = 0) -> Array:
-    """How many elements lie in each of `bins` equal intervals; between the extremes if no bounds are given."""
+    """The number of elements in each of `bins` equal intervals; between the extremes if no bounds are given."""
     flat = jnp.ravel(x)
     start, end = jnp.asarray(low, x.dtype), jnp.asarray(high, x.dtype)
     if flat.size:

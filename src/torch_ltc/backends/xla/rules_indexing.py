@@ -299,7 +299,7 @@ def searchsorted(
     side: str | None = None,
     sorter: Array | None = None,
 ) -> Array:
-    """Where each value belongs in the last dimension of `ordered`."""
+    """The place of each value in the last dimension of `ordered`."""
     if sorter is not None:
         ordered = jnp.take_along_axis(ordered, sorter, axis=-1)
     side = side or ("right" if right else "left")
@@ -313,7 +313,7 @@ def searchsorted(
 
 @rule("searchsorted.Scalar")
 def searchsorted_number(ordered: Array, value: Operand, **options: Any) -> Array:
-    """Where a number belongs in a sorted vector."""
+    """The place of a number in a sorted vector."""
     return searchsorted(ordered, jnp.asarray(value), **options)
 
 

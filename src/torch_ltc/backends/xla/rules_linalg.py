@@ -268,7 +268,7 @@ def _sign_of(pivots: Array, dtype: object) -> Array:
 
 
 def _is_transposed(spec: Spec) -> bool:
-    """Whether PyTorch decomposes the transposed matrix for a determinant. It saves a copy, and the derivative knows."""
+    """True when PyTorch decomposes the transposed matrix for a determinant: it saves a copy; the derivative knows."""
     return not spec.dtype.is_complex and _is_row_major(spec)
 
 

@@ -22,15 +22,15 @@ Sizes = Sequence[int]
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What rules that want the memory get in the place of their first tensor: the elements of the storage that are
-    known, from address `start` on, and the geometry of the tensor among them."""
+    """The argument of rules that want the memory, in place of their first tensor: the elements of the storage that are
+    known, from address `start` on, and the spec of the tensor among them."""
 
     elements: Array
     start: int
     spec: Spec
 
     def read(self, size: Sizes, stride: Sizes, offset: int) -> Array:
-        """The tensor of this geometry."""
+        """The tensor of this spec."""
         if math.prod(size) == 0:
             return jnp.zeros(tuple(size), self.elements.dtype)
         first = self._place(size, stride, offset)
@@ -42,14 +42,14 @@ class Memory:
         return jnp.transpose(jnp.reshape(dense, [size[d] for d in order]), inverse)
 
     def written(self, source: Array, size: Sizes, stride: Sizes, offset: int) -> Memory:
-        """The memory after the elements of a tensor of this geometry were replaced."""
+        """The memory after the elements of a tensor of this spec were replaced."""
         if source.size == 0:
             return self
         where = _addresses(size, stride, self._place(size, stride, offset))
         return Memory(self.elements.at[where].set(cast(source, self.elements.dtype)), self.start, self.spec)
 
     def _place(self, size: Sizes, stride: Sizes, offset: int) -> int:
-        """Where a tensor begins among the known elements. Raises when it reaches beyond them."""
+        """The place where a tensor begins among the known elements. Raises when it reaches beyond them."""
         last = offset + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
         if offset < self.start or last >= self.start + self.elements.size:
             raise NotImplementedError("it reaches memory that this part of the program does not know")
@@ -57,7 +57,7 @@ class Memory:
 
 
 def memory_of(owner: Array, owner_spec: Spec, spec: Spec) -> Memory:
-    """The memory of a tensor of geometry `spec` that lies in the storage of `owner`."""
+    """The memory of a tensor of shape `spec` that lies in the storage of `owner`."""
     order = memory_order(owner_spec.size, owner_spec.stride)
     if owner_spec.numel == 0:
         return Memory(jnp.zeros((0,), owner.dtype), owner_spec.offset, spec)

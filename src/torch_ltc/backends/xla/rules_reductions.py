@@ -129,13 +129,13 @@ def min_all(x: Array) -> Array:
 
 @rule("argmax")
 def argmax(x: Array, dim: int | None = None, keepdim: bool = False) -> Array:
-    """Where the maximum is."""
+    """The index of the maximum."""
     return _arg(jnp.argmax, x, dim, keepdim)
 
 
 @rule("argmin")
 def argmin(x: Array, dim: int | None = None, keepdim: bool = False) -> Array:
-    """Where the minimum is."""
+    """The index of the minimum."""
     return _arg(jnp.argmin, x, dim, keepdim)
 
 
@@ -160,7 +160,7 @@ def min_dim(x: Array, dim: int, keepdim: bool = False) -> tuple[Array, Array]:
 
 @rule("any", "any.dim", "any.dims")
 def any_(x: Array, dims: Dims = None, keepdim: bool = False) -> Array:
-    """Whether any element is not zero."""
+    """True when any element is not zero."""
     return jnp.any(x != 0, axis=axes(x, dims), keepdims=keepdim)
 
 

@@ -33,7 +33,7 @@ def _scale(source: int, target: int, align: bool, factor: float | None) -> float
 
 
 def _centres(source: int, target: int, align: bool, factor: float | None) -> Matrix:
-    """Where each output pixel lies among the input pixels."""
+    """The place of each output pixel among the input pixels."""
     scale = np.float32(_scale(source, target, align, factor))
     places = np.arange(target, dtype=np.float32)
     return places * scale if align else (places + np.float32(0.5)) * scale - np.float32(0.5)
@@ -137,7 +137,7 @@ def _backward(make: Maker, spatial: int, aligned: bool) -> Callable[..., Array]:
 
 
 def _options(options: tuple[Any, ...], spatial: int, aligned: bool) -> tuple[bool, list[float | None]]:
-    """Whether corners are aligned (a schema argument of smooth interpolations only), and the scale factors."""
+    """True when corners are aligned (a schema argument of smooth interpolations only), and the scale factors."""
     align = bool(options[0]) if aligned and options else False
     factors = list(options[1 if aligned else 0 :])
     return align, factors + [None] * (spatial - len(factors))

@@ -16,18 +16,18 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
-from torch._ops import OpOverload
 
 from torch_ltc.errors import BackendError
+from torch_ltc.pytorch.private import OpOverload
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Wants(enum.Enum):
-    """What a rule is given besides the arguments of its operator."""
+    """Things a rule is given besides the arguments of its operator."""
 
     NOTHING = "nothing"
-    SPEC = "the geometry of the first tensor, by the name `spec`"
+    SPEC = "the spec of the first tensor, by the name `spec`"
     MEMORY = "in the place of the first tensor the memory that it lies in, see `rules_memory.py`"
 
 

@@ -1,0 +1,152 @@
+"""Functions and classes of PyTorch that must know the device: moves of modules, generators, `torch.accelerator`, the
+default dtype.
+
+PyTorch makes new parameters when a module moves to a device of this kind: tied weights come untied, and an optimizer
+that was made before keeps the old ones. It can swap the contents of a parameter instead; that is asked for here, for
+moves to and from the device only, so that parameters stay the objects they are, as when moving to a GPU.
+
+Calls of a program return what the default dtype was when they were recorded. Functions that change it run everything
+that is pending first, and known programs are forgotten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torch_ltc.compile.program_cache import executables
+from torch_ltc.compile.specialization_cache import specializations
+from torch_ltc.config import settings
+from torch_ltc.device import device_module
+from torch_ltc.events import SyncReason
+from torch_ltc.execute.executor import executor
+from torch_ltc.execute.sync import cut
+from torch_ltc.pytorch.entries import Patch, table
+from torch_ltc.pytorch.patches import replaces
+from torch_ltc.pytorch.private import PhysicalGenerator
+from torch_ltc.record.buffer import physical_device
+from torch_ltc.record.recorder import recorder
+from torch_ltc.shapes.inference import clear_inference_cache
+
+# ---- modules ------------------------------------------------------------------------------------------------------
+
+
+def _involves_device(module: torch.nn.Module, convert: Callable[[torch.Tensor], torch.Tensor]) -> bool:
+    if any(parameter.device.type == "ltc" for parameter in module.parameters()):
+        return True
+    return convert(torch.empty(0, device="cpu")).device.type == "ltc"
+
+
+@replaces("torch.nn.Module._apply")
+def _keeping_parameters(original: Any) -> Any:
+    future = torch.__future__
+
+    def apply(self: torch.nn.Module, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
+        if future.get_swap_module_params_on_conversion() or not _involves_device(self, fn):
+            return original(self, fn, recurse)
+        future.set_swap_module_params_on_conversion(True)
+        try:
+            return original(self, fn, recurse)
+        finally:
+            future.set_swap_module_params_on_conversion(False)
+
+    return apply
+
+
+@replaces("torch.nn.modules.linear_cross_entropy_options.LinearCrossEntropyOptions._adjust")
+def _for_physical_device(original: Any) -> Any:
+    def adjust(self: Any, *sizes_and_dtype: Any, device: torch.device | None = None, **given: Any) -> Any:
+        lazy = device is not None and device.type == "ltc"
+        return original(self, *sizes_and_dtype, device=physical_device() if lazy else device, **given)
+
+    return adjust
+
+
+# ---- generators ---------------------------------------------------------------------------------------------------
+
+
+class DeviceGenerator(PhysicalGenerator):
+    """A generator for `generator=` arguments of the device's random operators: a physical one that says it belongs to
+    the device. PyTorch lets a device written in Python make no generator of its own."""
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        """The lazy device."""
+        return torch.device("ltc", 0)
+
+    def __reduce__(self) -> Any:
+        return (_restore, (self.get_state(),))
+
+
+def _restore(state: torch.Tensor) -> DeviceGenerator:
+    generator = DeviceGenerator(device=settings.device_type)
+    generator.set_state(state)
+    return generator
+
+
+class _GeneratorType(type(PhysicalGenerator)):  # type: ignore[misc]
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, PhysicalGenerator)
+
+    def __subclasscheck__(cls, subclass: type) -> bool:
+        return issubclass(subclass, PhysicalGenerator)
+
+
+@replaces("torch.Generator")
+def _making_device_generators(original: Any) -> Any:
+    def new(cls: type, device: Any = "cpu") -> Any:
+        if torch.device(device).type == "ltc":
+            return DeviceGenerator(device=settings.device_type)
+        return original(device=device)
+
+    names = {"__new__": new, "__doc__": original.__doc__, "__module__": "torch", "__slots__": ()}
+    return _GeneratorType("Generator", (original,), names)
+
+
+# ---- torch.accelerator: the device is the accelerator of its process ----------------------------------------------
+
+
+def _from_device_module(name: str) -> Callable[[Any], Any]:
+    asked = getattr(device_module, name)
+
+    def around(original: Any) -> Any:
+        def function(*args: Any, **kwargs: Any) -> Any:
+            return asked(*args, **kwargs)
+
+        return function
+
+    return around
+
+
+for _patch in table.entries(Patch):
+    if _patch.path.startswith("torch.accelerator."):
+        replaces(_patch.path)(_from_device_module(_patch.path.rpartition(".")[2]))
+
+
+# ---- the default dtype --------------------------------------------------------------------------------------------
+
+
+def _forget_everything() -> None:
+    """Run what is pending and clear every cache of programs and shapes."""
+    with recorder.lock:
+        cut(SyncReason.DTYPE)
+    executor.drain()
+    with recorder.lock:
+        recorder.tree.clear()
+        recorder.reset()
+        executables.clear()
+        specializations.clear()
+        clear_inference_cache()
+
+
+@replaces("torch.set_default_tensor_type")
+@replaces("torch.set_default_dtype")
+def _forgetting(change: Any) -> Any:
+    def changed(*args: Any, **kwargs: Any) -> None:
+        if not recorder.empty or recorder.tree.size > 1:
+            _forget_everything()
+        change(*args, **kwargs)
+
+    return changed

@@ -1,0 +1,113 @@
+"""Private interfaces of PyTorch under names of our own: the only way to them outside backends.
+
+Plain bindings of PyTorch's own objects, with nothing between: recording calls some of them for every operation. What
+each is needed for stands in the table. Modules that `import torch` does not load are in files of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import CodeType
+from typing import Any
+
+import torch
+import torch._tensor_str
+import torch._utils
+from torch._decomp import core_aten_decompositions, get_decompositions
+from torch._decomp.decompositions import pw_cast_for_opmath
+from torch._dispatch.python import enable_python_dispatcher
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad, profiler
+from torch.testing._comparison import default_tolerances
+from torch.utils import _pytree as pytree
+from torch.utils._device import _device_constructors as device_constructors
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.data.dataloader import _BaseDataLoaderIter as DataLoaderIterator
+
+__all__ = [
+    "DataLoaderIterator", "FakeTensorMode", "OpOverload", "TorchDispatchMode", "core_aten_decompositions", "pw_cast_for_opmath",
+    "default_tolerances", "device_constructors", "enable_python_dispatcher", "forward_ad", "get_decompositions",
+    "profiler", "pytree",
+]  # fmt: skip
+
+# ---- the device ---------------------------------------------------------------------------------------------------
+
+create_empty_tensor: Callable[[Any, torch.dtype], torch.Tensor] = torch._C._acc.create_empty_tensor
+# Reading the data pointer of a device tensor raises instead of giving null.
+refuse_data_pointer: Callable[[torch.Tensor], None] = torch._C._set_throw_on_mutable_data_ptr
+DeviceHooks = torch._C._acc.PrivateUse1Hooks
+DeviceGuard = torch._C._acc.DeviceGuard
+register_device_hooks: Callable[[Any], bool] = torch._C._acc.register_python_privateuseone_hook
+register_device_guard: Callable[[Any], bool] = torch._C._acc.register_python_privateuseone_device_guard
+register_device_module: Callable[[str, Any], None] = torch._register_device_module
+device_slot_name: Callable[[], str] = torch._C._get_privateuse1_backend_name
+DEVICE_TYPE = torch._C._autograd.DeviceType.PrivateUse1
+PhysicalGenerator = torch._C.Generator
+
+# ---- the dispatcher -----------------------------------------------------------------------------------------------
+
+DispatchKey = torch._C.DispatchKey
+DispatchKeySet = torch._C.DispatchKeySet
+META = DispatchKeySet(DispatchKey.Meta)
+# After `use_meta(True)` on a thread, operators on device tensors run their meta kernels there: views become aliases
+# that nobody records. Call it in a `try` whose `finally` calls `include_key(META_KEY, False)`, which takes out what
+# came with it, and then `use_meta(False)`, which takes out the backend: in this order the thread's keys are as before.
+META_KEY = DispatchKey.Meta
+use_meta: Callable[[bool], None] = torch._C._set_meta_in_tls_dispatch_include
+include_key: Callable[[Any, bool], None] = torch._C._dispatch_tls_set_dispatch_key_included
+# How many of the user's modes would see a call.
+function_modes: Callable[[], int] = torch._C._len_torch_function_stack
+dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
+below_autograd: Callable[[], Any] = torch._C._AutoDispatchBelowAutograd
+all_schemas: Callable[[], list[Any]] = torch._C._jit_get_all_schemas
+has_kernel: Callable[[str], bool] = torch._C._dispatch_has_kernel
+has_kernel_for: Callable[[str, Any], bool] = torch._C._dispatch_has_kernel_for_dispatch_key
+SchemaArgument = torch._C.Argument
+
+# ---- tensors ------------------------------------------------------------------------------------------------------
+
+TensorBase = torch._C.TensorBase
+as_strided: Callable[..., torch.Tensor] = TensorBase.as_strided
+untyped_storage: Callable[[torch.Tensor], torch.UntypedStorage] = TensorBase.untyped_storage
+_data: Any = TensorBase.data
+set_data: Callable[[torch.Tensor, torch.Tensor], None] = _data.__set__
+conj_view: Callable[[torch.Tensor], torch.Tensor] = torch._conj
+neg_view: Callable[[torch.Tensor], torch.Tensor] = torch._neg_view
+to_functional: Callable[[Any], Any] = torch._to_functional_tensor
+from_functional: Callable[[Any], Any] = torch._from_functional_tensor
+sync_functional: Callable[[Any], Any] = torch._sync
+enable_functionalization: Callable[..., None] = torch._enable_functionalization
+disable_functionalization: Callable[[], None] = torch._disable_functionalization
+attention_choice: Callable[..., int] = torch._fused_sdp_choice
+
+# ---- autograd, modules, the profiler ------------------------------------------------------------------------------
+
+# The pass and the node that this thread runs, and the number that its next node gets.
+backward_pass: Callable[[], int] = torch._C._current_graph_task_id
+backward_node: Callable[[], Any] = torch._C._current_autograd_node
+next_node_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
+# The function that every call of a module goes through.
+MODULE_CALL: CodeType = torch.nn.Module._wrapped_call_impl.__code__
+RecordFunction = torch._C._profiler._RecordFunctionFast
+ProfilerConfig = torch._C._profiler._ExperimentalConfig
+
+# ---- modes of the process -----------------------------------------------------------------------------------------
+
+mkldnn_enabled: Callable[[], bool] = torch._C._get_mkldnn_enabled
+set_mkldnn_enabled: Callable[[bool], None] = torch._C._set_mkldnn_enabled
+cudnn_enabled: Callable[[], bool] = torch._C._get_cudnn_enabled
+set_cudnn_enabled: Callable[[bool], None] = torch._C._set_cudnn_enabled
+cudnn_benchmark: Callable[[], bool] = torch._C._get_cudnn_benchmark
+set_cudnn_benchmark: Callable[[bool], None] = torch._C._set_cudnn_benchmark
+cudnn_deterministic: Callable[[], bool] = torch._C._get_cudnn_deterministic
+set_cudnn_deterministic: Callable[[bool], None] = torch._C._set_cudnn_deterministic
+
+
+def symbolic_function(name: str) -> Any:
+    """The function of `math` of this name for symbolic numbers."""
+    return getattr(torch, f"_sym_{name}")
+
+
+# A name, not an import: it loads for seconds, and worker processes are to load it and nothing of this package.
+OPERATOR_DATABASE = "torch.testing._internal.common_methods_invocations"

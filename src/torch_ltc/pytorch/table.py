@@ -1,0 +1,254 @@
+"""The table: every private interface that the package uses, and everything that it changes in PyTorch.
+
+Entries of backends are in the `private.py` of each. A line reads: the path, what it is used for, what breaks without
+it, what could change.
+"""
+
+from __future__ import annotations
+
+import inspect
+
+import torch
+
+from torch_ltc.pytorch.entries import Interface, Patch, Registration, Risk, table, takes
+from torch_ltc.pytorch.versions import OLDEST
+
+__all__ = ["compatibility_table", "table"]
+
+_EXPERIMENTAL, _BINDING, _STABLE, _CALLERS = Risk.EXPERIMENTAL, Risk.BINDING, Risk.STABLE, Risk.CALLERS
+_is_class, _is_descriptor = inspect.isclass, inspect.isdatadescriptor
+
+
+def _is_bool(read: object) -> bool:
+    """A check for functions that return the state of a switch."""
+    return callable(read) and isinstance(read(), bool)
+
+
+def _exists(found: object) -> bool:
+    return True
+
+
+_MODES = ("mkldnn_enabled", "cudnn_enabled", "cudnn_benchmark", "cudnn_deterministic")
+
+# fmt: off
+# ---- private interfaces: the device -------------------------------------------------------------------------------
+table.add(
+    Interface("torch._C._acc.create_empty_tensor", "makes a tensor of the device", "the device", _EXPERIMENTAL),
+    Interface("torch._C._acc.PrivateUse1Hooks", "hooks in Python", "the device", _EXPERIMENTAL, check=_is_class),
+    Interface("torch._C._acc.DeviceGuard", "a guard in Python", "the device", _EXPERIMENTAL, check=_is_class),
+    Interface("torch._C._acc.register_python_privateuseone_hook", "registers the hooks", "the device", _EXPERIMENTAL),
+    Interface("torch._C._acc.register_python_privateuseone_device_guard", "sets the guard", "backward", _EXPERIMENTAL),
+    Interface("torch._C._get_privateuse1_backend_name", "finds another owner of the device slot",
+              "a clear error when two packages claim the slot", _BINDING, check=lambda name: isinstance(name(), str)),
+    Interface("torch._register_device_module", "publishes `torch.ltc`", "`torch.ltc`", _STABLE,
+              check=takes("device_type", "module")),
+    Interface("torch._C._autograd.DeviceType.PrivateUse1", "the guard's answer to autograd", "backward", check=_exists),
+    Interface("torch._C._set_throw_on_mutable_data_ptr", "makes data pointers raise", "`data_ptr` refuses", _BINDING),
+    Interface("torch._C.Generator", "base of the device's generators", "`torch.Generator(device='ltc')`", _STABLE),
+)
+# ---- private interfaces: the dispatcher ---------------------------------------------------------------------------
+table.add(
+    Interface("torch._ops.OpOverload", "the type of an operator overload", "recording", _STABLE, check=_is_class),
+    Interface("torch.ops.aten.add.Tensor._schema", "arguments, aliases and results of an overload", "recording",
+              _STABLE,
+              check=lambda schema: [argument.name for argument in schema.arguments] == ["self", "other", "alpha"]),
+    Interface("torch.ops.aten.add.Tensor._overloadname", "an overload's own name", "recording", _STABLE,
+              check=lambda name: name == "Tensor"),
+    Interface("torch.ops.aten.add.Tensor._op_dk", "runs the kernel of one dispatch key",
+              "composites, foreach", _BINDING),
+    Interface("torch.ops.aten.add.Tensor._handle", "redispatches through autograd",
+              "derivatives of `linear`, `matmul`",
+              _BINDING, check=lambda handle: callable(handle.redispatch_boxed)),
+    Interface("torch.ops.aten.add.Tensor._can_decompose", "asks for a composite kernel", "lowering of composites"),
+    Interface("torch.ops.aten.add.Tensor.redispatch", "runs a meta kernel on device tensors", "views", _BINDING),
+    Interface("torch.ops.aten.add.Tensor.decompose", "runs PyTorch's composition", "recurrent networks on CUDA"),
+    Interface("torch.library.Library", "its `m` registers kernels, and takes them out, in C++",
+              "kernels; operators of other libraries", check=lambda kind: callable(kind("aten", "IMPL").m.reset)),
+    Interface("torch._C.DispatchKey", "names of dispatch keys", "views, composites", _STABLE, check=lambda key: all(
+        hasattr(key, n) for n in ("Meta", "PrivateUse1", "AutogradNestedTensor", "CompositeImplicitAutograd",
+                                  "CompositeExplicitAutograd"))),
+    Interface("torch._C.DispatchKeySet", "sets of dispatch keys", "views, composites", _STABLE),
+    Interface("torch._C._set_meta_in_tls_dispatch_include", "runs meta kernels on device tensors", "views", _BINDING),
+    Interface("torch._C._dispatch_tls_set_dispatch_key_included", "leaves the meta kernels again", "views", _BINDING),
+    Interface("torch._C._len_torch_function_stack", "counts the user's function modes", "modes see views", _BINDING,
+              check=lambda count: isinstance(count(), int)),
+    Interface("torch._C._len_torch_dispatch_stack", "counts the user's dispatch modes", "modes see `linear`", _BINDING,
+              check=lambda count: isinstance(count(), int)),
+    Interface("torch._C._AutoDispatchBelowAutograd", "runs programs without autograd", "running programs", _STABLE),
+    Interface("torch._C._jit_get_all_schemas", "lists all overloads", "kernels for the device", _BINDING),
+    Interface("torch._C._dispatch_has_kernel", "leaves out overloads without kernels", "kernels for the device",
+              _BINDING,
+              check=lambda has: has("aten::add.Tensor") and not has("aten::never")),
+    Interface("torch._C._dispatch_has_kernel_for_dispatch_key", "tells composites from kernels", "kernels, foreach",
+              _BINDING,
+              check=lambda has: has("aten::add.Tensor", "CPU") and not has("aten::add.Tensor",
+                 "CompositeImplicitAutograd")),
+    Interface("torch._C.Argument", "the type of a schema's argument", "type annotations", _STABLE),
+    Interface("torch._dispatch.python.enable_python_dispatcher", "runs Python meta kernels", "functional programs"),
+    Interface("torch.utils._python_dispatch.TorchDispatchMode", "sees every call that a composite makes",
+              "functional programs", _STABLE, check=_is_class),
+)
+# ---- private interfaces: tensors ----------------------------------------------------------------------------------
+table.add(
+    Interface("torch._C.TensorBase", "methods as C++ has them, below those of `torch.Tensor`", "recording", _STABLE,
+              check=lambda base: all(hasattr(base, n) for n in ("as_strided", "data", "data_ptr", "untyped_storage",
+                 "is_cuda"))),
+    Interface("torch._C.TensorBase.as_strided", "makes an alias of a device tensor", "views", _STABLE),
+    Interface("torch._C.TensorBase.untyped_storage", "finds a tensor's buffer", "recording", _STABLE),
+    Interface("torch._C.TensorBase.data", "changes what a tensor looks at", "in-place views, `resize_`", _STABLE,
+              check=_is_descriptor),
+    Interface("torch.Tensor._version", "sees that a tensor was written to", "`async_item` of a tensor that changes",
+              _STABLE,
+              check=_is_descriptor),
+    Interface("torch.UntypedStorage._cdata", "identifies a storage", "aliases in fallbacks and checks", _STABLE,
+              check=_is_descriptor),
+    Interface("torch.TypedStorage", "its `_untyped_storage` is the storage below", "pickling typed storages", _STABLE,
+              check=lambda kind: kind(1, dtype=torch.uint8, _internal=True)._untyped_storage.nbytes() == 1),
+    Interface("torch._conj", "sets the conjugate bit", "complex views", _STABLE),
+    Interface("torch._neg_view", "sets the negative bit", "complex views", _STABLE),
+    Interface("torch._to_functional_tensor", "wraps for functionalization", "functional programs"),
+    Interface("torch._from_functional_tensor", "unwraps after functionalization", "functional programs"),
+    Interface("torch._sync", "brings a functional tensor up to date", "functional programs"),
+    Interface("torch._enable_functionalization", "turns functionalization on", "functional programs"),
+    Interface("torch._disable_functionalization", "turns functionalization off", "functional programs"),
+    Interface("torch._fused_sdp_choice", "asks which attention kernel eager takes", "bits of attention", _BINDING),
+    Interface("torch._subclasses.fake_tensor.FakeTensorMode", "shapes", "functional programs", check=_is_class),
+    Interface("torch._decomp.core_aten_decompositions", "the table of decompositions", "functional programs"),
+    Interface("torch._decomp.decompositions.pw_cast_for_opmath", "rounding of `addmm`, `addmv`", "functional programs"),
+    Interface("torch._decomp.get_decompositions", "decompositions of chosen operators", "functional programs"),
+    Interface("torch._dynamo.source.ConstantSource", "where a symbol comes from", "symbolic sizes", check=_is_class),
+    Interface("torch.utils._sympy.printers.PythonPrinter", "expressions as text", "symbolic sizes", check=_is_class),
+    Interface("torch.fx.experimental.symbolic_shapes.ShapeEnv", "symbols and guards", "symbolic sizes", _EXPERIMENTAL,
+              check=lambda kind: {"create_symbol", "create_symintnode"} <= set(vars(kind))),
+    Interface("torch.fx.experimental.symbolic_shapes.DimDynamic", "a size that varies", "symbolic sizes", _EXPERIMENTAL,
+              check=lambda kind: hasattr(kind, "DYNAMIC")),
+    Interface("torch._sym_sqrt", "`math.sqrt` of a symbolic number, and others so named", "symbolic sizes"),
+)
+# ---- private interfaces: autograd, modules, modes, testing --------------------------------------------------------
+table.add(
+    Interface("torch._C._current_graph_task_id", "knows that backward runs",
+              "lines of backward, `no_sync` in backward", _BINDING,
+              check=lambda task: task() < 0),
+    Interface("torch._C._current_autograd_node", "the node that backward runs", "forward lines of backward calls",
+              _BINDING,
+              check=lambda node: node() is None),
+    Interface("torch._C._autograd._get_sequence_nr", "numbers autograd nodes", "forward lines of backward calls",
+              _BINDING,
+              check=lambda number: isinstance(number(), int)),
+    Interface("torch.autograd.graph.Node._sequence_nr", "a node's number", "forward lines of backward calls"),
+    Interface("torch.autograd.forward_ad._current_level", "knows that forward mode is on",
+              "forward mode through `linear`",
+              check=lambda level: level < 0),
+    Interface("torch.nn.Module._wrapped_call_impl", "recognised on the stack", "module paths in listings",
+              check=lambda call: call.__code__),
+    Interface("torch.autograd.profiler._is_profiler_enabled", "skips ranges while nobody profiles",
+              "ranges in profiles",
+              check=lambda on: on in (True, False)),
+    Interface("torch._C._profiler._RecordFunctionFast", "a range unseen by modes", "ranges in profiles", _BINDING),
+    Interface("torch._C._profiler._ExperimentalConfig", "sees all threads", "`torch_ltc.debug.profile`", _EXPERIMENTAL),
+    *(Interface(f"torch._C._get_{mode}", "a mode that kernels depend on", "disk cache keys", _STABLE, check=_is_bool)
+      for mode in _MODES),
+    *(Interface(f"torch._C._set_{mode}", "the same mode in a compiler process", "compiling out of process", _STABLE)
+      for mode in _MODES),
+    Interface("torch.utils._pytree", "opens lists and dicts", "`to_cpu`, fallbacks, replay", _STABLE,
+              check=lambda tree: tree.tree_flatten([1, {"a": 2}])[0] == [1, 2]),
+    Interface("torch.utils._device._device_constructors", "lists the functions that take a device",
+              "`ltc run` of CUDA scripts",
+              check=lambda constructors: len(constructors()) > 9),
+    Interface("torch.utils.data.dataloader._BaseDataLoaderIter", "moves batches", "`ltc run` with a DataLoader",
+              _STABLE,
+              check=_is_class),
+    Interface("torch.optim.Adam._init_group", "keeps step counters on the CPU", "`ltc run` of an optimizer", _STABLE),
+    Interface("torch.testing._comparison.default_tolerances", "tolerance of a comparison", "validation"),
+    Interface("torch.testing._internal.common_methods_invocations.op_db", "every operator with samples",
+              "`ltc conformance`, `make ops`", check=_exists),
+)
+
+# ---- registrations ------------------------------------------------------------------------------------------------
+DEVICE_NAME = "the PrivateUse1 device is named `ltc`, with hooks and a guard; `torch.ltc`; methods as `Tensor.is_ltc`"
+OPTIMIZER_HOOK = "a hook after every `optimizer.step()`"
+PIN_MEMORY = "the CPU kernel of `aten::_pin_memory`"
+COMPOSITE_GRADIENTS = "kernels of `aten::linear_backward`, `aten::matmul_backward` on all devices"
+table.add(
+    Registration(DEVICE_NAME, "the device; only one package per process can have the slot, and PyTorch takes its owner "
+                 "for the accelerator", "the device", _EXPERIMENTAL, reversible=False),
+    Registration(OPTIMIZER_HOOK, "the sync; `settings.sync_after_optimizer = False` turns it off", "a step has no end"),
+    Registration(PIN_MEMORY, "`pin_memory=True` while `ltc` is the accelerator", "pinned batches", _CALLERS),
+    Registration(COMPOSITE_GRADIENTS, "PyTorch has none: programs with composite `linear` need them",
+                 "backward of `linear`"),
+)
+
+# ---- patches ------------------------------------------------------------------------------------------------------
+_COPY = "the value number must not travel with a copy"
+_POINTER = "refuses instead of handing out a null pointer"
+_STORAGE = "copying, saving, pickling, comparing storages of the device"
+_REFUSED = "refuses what needs memory that a storage of the device does not have"
+_ACCELERATOR = "its C++ side expects a caching allocator"
+_DTYPE = "runs what is pending, and forgets programs that were recorded under the old one"
+_BACKWARD = "raises an error that left a hook, which the device's guard has put aside"
+table.add(
+    Patch("torch.Tensor.data",
+          "assigning it changes what a tensor looks at ([0002](decisions/0002-state-on-the-storage.md))",
+          "a tensor reads its old value", _STABLE, check=_is_descriptor),
+    Patch("torch.Tensor.__deepcopy__", _COPY, "a copy reads another value", _STABLE, check=takes("self", "memo")),
+    Patch("torch._utils._get_obj_state", _COPY, "a loaded tensor reads another value", check=takes("obj")),
+    Patch("torch.Tensor.data_ptr", _POINTER, "libraries crash", _STABLE),
+    Patch("torch.Tensor.__dlpack__", _POINTER, "libraries crash", _STABLE),
+    Patch("torch.utils.dlpack.to_dlpack", _POINTER, "libraries crash", _STABLE),
+    Patch("torch.to_dlpack", _POINTER, "libraries crash", _STABLE),
+    Patch("torch._C._to_dlpack", _POINTER, "libraries crash"),
+    Patch("torch._tensor_str._tensor_str", "printing reads once", "many syncs a print", check=takes("self", "indent")),
+    *(Patch(f"torch.UntypedStorage.{name}", _STORAGE, "`torch.save`, pickle, `copy.deepcopy`", _CALLERS) for name in (
+        "nbytes", "__len__", "cpu", "clone", "tolist", "__getitem__", "__repr__", "__reduce__", "data_ptr", "to",
+                 "copy_",
+        "__new__")),
+    Patch("torch.TypedStorage.__reduce__", _STORAGE, "pickling typed storages", _CALLERS),
+    *(Patch(f"torch.UntypedStorage.{name}", _REFUSED, "a crash instead of an error", _CALLERS) for name in (
+        "fill_", "resize_", "share_memory_", "__setitem__", "_write_file", "byteswap")),
+    Patch("torch.nn.Module._apply", "moves to and from the device keep the parameter objects",
+          "tied weights, optimizers "
+          "made before `.to('ltc')`", _STABLE, check=takes("self", "fn", "recurse")),
+    Patch("torch.nn.modules.linear_cross_entropy_options.LinearCrossEntropyOptions._adjust",
+          "chooses its partial sums for the physical device", "`linear_cross_entropy`", since=(2, 13)),
+    Patch("torch.Generator", "`torch.Generator(device='ltc')`; `isinstance` holds for all generators",
+          "generators of the device",
+          _CALLERS, check=_is_class),
+    *(Patch(f"torch.accelerator.{name}", _ACCELERATOR, f"`torch.accelerator.{name}`",
+          _CALLERS, optional=True) for name in (
+        "get_device_capability", "empty_cache", "empty_host_cache", "get_memory_info", "max_memory_allocated",
+        "max_memory_reserved", "memory_allocated", "memory_reserved", "memory_stats", "reset_accumulated_memory_stats",
+        "reset_peak_memory_stats", "synchronize", "set_stream",
+        # From 2.14 on.
+        "random.get_rng_state", "random.get_rng_state_all", "random.initial_seed")),
+    Patch("torch.set_default_dtype", _DTYPE, "results of the old dtype", _CALLERS),
+    Patch("torch.set_default_tensor_type", _DTYPE, "results of the old dtype", _CALLERS),
+    Patch("torch.autograd.graph._engine_run_backward", _BACKWARD, "an error in a hook ends the process"),
+    Patch("torch.autograd._engine_run_backward", _BACKWARD, "an error in a hook ends the process"),
+)
+# fmt: on
+
+
+def compatibility_table() -> str:
+    """All changes of the package in PyTorch, as a Markdown table; a backend's once the backend is loaded."""
+    lines = ["| changed | why | without it |", "|---|---|---|"]
+    for registration in table.entries(Registration):
+        lasting = "" if registration.reversible else " (for good)"
+        lines.append(f"| {registration.path}{lasting} | {registration.why} | {registration.without} |")
+    rows: dict[str, list[Patch]] = {}
+    for patch in table.entries(Patch):
+        rows.setdefault(patch.why, []).append(patch)
+    for why, patches in rows.items():
+        without = ", ".join(dict.fromkeys(patch.without for patch in patches))
+        lines.append(f"| {_names(patches)} | {why} | {without} |")
+    return "\n".join(lines) + "\n"
+
+
+def _names(patches: list[Patch]) -> str:
+    """The paths, an owner's once."""
+    by_owner: dict[str, list[str]] = {}
+    for patch in patches:
+        owner, _, name = patch.path.rpartition(".")
+        since = f" (torch {'.'.join(map(str, patch.since))})" if patch.since > OLDEST else ""
+        names = by_owner.setdefault(owner, [])
+        names.append(f"`{name if names else patch.path}`{since}")
+    return ", ".join(name for names in by_owner.values() for name in names)

@@ -15,8 +15,8 @@ import pytest
 from torch_ltc.cli.main import main
 from torch_ltc.lowering.registry import registry
 from torch_ltc.testing import State, What
-from torch_ltc.testing.quick import QUICK_OPERATORS
 from torch_ltc.testing.semantics.table import table
+from torch_ltc.testing.suite import QUICK_OPERATORS
 from torch_ltc.testing.workers import supported
 
 Printed = pytest.CaptureFixture[str]

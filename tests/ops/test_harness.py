@@ -21,8 +21,8 @@ from torch_ltc.testing.placement import Arguments, place, storage_key
 from torch_ltc.testing.probe import Activity, Probe, is_dynamic, opened, unneeded_fallbacks
 from torch_ltc.testing.records import Difference, Result, State, Unit, Variant, What
 from torch_ltc.testing.report import Report
+from torch_ltc.testing.samples import tolerances
 from torch_ltc.testing.suite import repeat_command
-from torch_ltc.testing.tolerance import tolerances
 from torch_ltc.testing.workers import run_units
 
 Function = Callable[..., Any]

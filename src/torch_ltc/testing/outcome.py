@@ -1,4 +1,4 @@
-"""Running one case of an operator on a device, and what came of it.
+"""One run of a case of an operator on a device, and its outcome.
 
 Owns the order of a run (seed, call, backward, then read) and the record of it: an `Outcome` holds plain CPU data, so
 that two of them can be compared after both runs are over. Nothing is read before the backward pass is recorded: on a
@@ -36,13 +36,13 @@ class Snapshot:
     conjugate: bool
     negative: bool
     alias: int | None
-    """Which argument of the call it shares memory with: the first one, by position."""
+    """The position of the first argument that it shares memory with."""
     values: torch.Tensor
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What a run gave: results, arguments after it, gradients, or the error that each of them met."""
+    """The outcome of a run: results, arguments after it, gradients, or the error of each stage."""
 
     result: Any = None
     arguments: list[Snapshot] = field(default_factory=list)
@@ -50,7 +50,7 @@ class Outcome:
     forward_error: str | None = None
     backward_error: str | None = None
     refusal: str | None = None
-    """Why the backend would not compile the program, where that is what went wrong."""
+    """The backend's reason not to compile the program."""
 
     def failed_forward(self, error: Exception) -> None:
         """The call, or reading its results, raised this."""
@@ -69,7 +69,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """How to make one call, apart from its arguments and its device."""
+    """A call without its arguments and its device."""
 
     function: Callable[..., Any]
     variant: Variant
@@ -201,5 +201,5 @@ def describe(error: BaseException) -> str:
 
 
 def first_line(refusal: str) -> str:
-    """Why a backend would not compile, in one line, without the line that recorded the call: it is this package's."""
+    """A backend's refusal in one line, without the line that recorded the call: it is this package's."""
     return RECORDED_AT.sub("", refusal.strip().splitlines()[0])

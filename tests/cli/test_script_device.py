@@ -12,8 +12,7 @@ import torch
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, TensorDataset, random_split
 
 from torch_ltc import events
-from torch_ltc.cli.patches import Patches
-from torch_ltc.cli.script_device import default_device
+from torch_ltc.cli.script_device import Patches, default_device
 from torch_ltc.device.nn_modules import _involves_device
 
 Printed = pytest.CaptureFixture[str]

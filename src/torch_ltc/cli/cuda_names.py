@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch.utils._device import _device_constructors
 
-from torch_ltc.cli.patches import Patches
+from torch_ltc.cli.script_device import Patches
 from torch_ltc.device import device_module as ltc
 from torch_ltc.record.call_site import is_user_file
 
@@ -30,7 +30,7 @@ _CAPABILITY = (0, 0)
 
 
 def mapped(device: Any) -> Any:
-    """What a device is called here: "cuda:0" becomes "ltc:0"; anything else stays."""
+    """The name of a device here: "cuda:0" becomes "ltc:0"; anything else stays."""
     if isinstance(device, str) and (device == "cuda" or device.startswith("cuda:")):
         return "ltc" + device[4:]
     if isinstance(device, _Device) and device.type == "cuda":

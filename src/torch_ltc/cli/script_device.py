@@ -1,4 +1,4 @@
-"""The default device of a script that names none, and what else such a script takes for granted.
+"""The default device of a script that names none, and the other assumptions of such a script.
 
 `torch.set_default_device` covers the functions that make tensors. A script that was written for the CPU also makes
 tensors of arrays, reads them as arrays, and takes batches out of a `DataLoader`: here these follow the default device,
@@ -8,6 +8,7 @@ default.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,7 +20,6 @@ from torch.utils import _pytree as pytree
 from torch.utils.data import ConcatDataset, DataLoader, Subset, TensorDataset, dataloader
 
 from torch_ltc.cli.output import note
-from torch_ltc.cli.patches import Patches
 
 NAME = "ltc"
 # Options of a loader that are errors without worker processes.
@@ -33,8 +33,39 @@ _OF_WORKERS: Mapping[str, Any] = {
 }
 
 
+_INHERITED = object()
+
+
+class Patches:
+    """A list of replaced attributes. A `with` block around it puts all of them back, the last one first."""
+
+    def __init__(self) -> None:
+        self._before: list[tuple[Any, str, Any]] = []
+
+    def put(self, owner: Any, name: str, value: Any) -> None:
+        """Give `owner` this attribute."""
+        self._before.append((owner, name, vars(owner).get(name, _INHERITED)))
+        setattr(owner, name, value)
+
+    def wrap(self, owner: Any, name: str, around: Callable[[Any], Callable[..., Any]]) -> None:
+        """Replace a function by `around(function)`, which keeps its name and docstring."""
+        original = getattr(owner, name)
+        self.put(owner, name, functools.wraps(original)(around(original)))
+
+    def __enter__(self) -> Patches:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        while self._before:
+            owner, name, value = self._before.pop()
+            if value is _INHERITED:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, value)
+
+
 class _State:
-    """Whether a script runs here now."""
+    """True while a script runs."""
 
     active = False
 
@@ -186,7 +217,7 @@ def _copied_to_cpu(data: Any) -> Any:
 
 
 def _holds_device_tensors(value: Any, depth: int = 3) -> bool:
-    """Whether tensors of the device are in a data set, in plain containers or in attributes of objects in it."""
+    """True for a data set with tensors of the device, in plain containers or in attributes of objects in it."""
     if isinstance(value, torch.Tensor):
         return value.device.type == NAME
     if depth == 0 or isinstance(value, str | bytes | type):

@@ -15,7 +15,8 @@ import torch
 from torch_ltc.compile.hooks import Failure, Run, current_run
 from torch_ltc.compile.program_cache import Entry
 from torch_ltc.config import Origin, settings
-from torch_ltc.debug.replay import Kept, tensor_of
+from torch_ltc.debug.dump import known_entry
+from torch_ltc.debug.replay import SavedInputs, tensor_of
 from torch_ltc.debug.repro_script import Case, buffers_of, is_whole, script_text
 from torch_ltc.deferred import deferred
 from torch_ltc.errors import LtcError, LtcWarning
@@ -29,8 +30,6 @@ from torch_ltc.program.instruction import Input, Program, Scalar
 from torch_ltc.program.spec import spec_of
 from torch_ltc.record.buffer import buffer_of
 from torch_ltc.record.recorder import recorder
-
-__all__ = ["ReproPolicy", "dump_repro", "policy"]
 
 # Scripts that the policy writes in one process.
 _MOST_WRITTEN = 20
@@ -68,18 +67,6 @@ def _remember(entry: Entry) -> None:
 synced_programs.append(_remember)
 
 
-def _known_entry(identity: int) -> Entry:
-    with recorder.lock:
-        ahead = [recorder.tree.root]
-        while ahead:
-            node = ahead.pop()
-            for entry in node.programs.values():
-                if isinstance(entry, Entry) and entry.program.identity == identity:
-                    return entry
-            ahead += node.children.values()
-    raise LtcError(f"no program {identity} is known", hint="it may have been dropped; give the Program, or a tensor")
-
-
 def _facts_of(program: int | Program | torch.Tensor | None) -> _Facts:
     if isinstance(program, torch.Tensor):
         return _pending_facts(program)
@@ -90,7 +77,7 @@ def _facts_of(program: int | Program | torch.Tensor | None) -> _Facts:
         return _facts_without_data(entry.program, entry.latest)
     if isinstance(program, Program):
         return _facts_without_data(program, ())
-    entry = _known_entry(program)
+    entry = known_entry(program)
     return _facts_without_data(entry.program, entry.latest)
 
 
@@ -129,7 +116,7 @@ def _pending_facts(tensor: torch.Tensor) -> _Facts:
 
 
 def _memory(views: Sequence[Input], tensor: torch.Tensor) -> torch.Tensor:
-    """What is saved of a buffer: the tensor as it is, or all of its memory."""
+    """The saved form of a buffer: the tensor as it is, or all of its memory."""
     if is_whole(views):
         spec = views[0].spec
         return torch.empty_strided(spec.size, spec.stride, dtype=spec.dtype).copy_(tensor)
@@ -205,7 +192,7 @@ def _write(facts: _Facts, path: Path, backend: str, error: str, max_bytes: int, 
 
 
 def _class_text(backend: str) -> str:
-    """What to import for a backend that only this process knows."""
+    """The import of a backend that only this process knows."""
     if registry.origin(backend) != "registered":
         return ""
     kind = type(registry.get(backend))
@@ -239,7 +226,7 @@ class ReproPolicy:
 
     def __init__(self) -> None:
         self._written: dict[tuple[int, str], str] = {}
-        self._kept: dict[int, Kept] = {}
+        self._inputs: dict[int, SavedInputs] = {}
         self._lock = threading.Lock()
 
     @contextmanager
@@ -248,13 +235,13 @@ class ReproPolicy:
         if not run.repro_dir:
             yield
             return
-        self._kept[id(run)] = Kept(run.entry.program, run.arguments, run.entry.written_positions)
+        self._inputs[id(run)] = SavedInputs(run.entry.program, run.arguments, run.entry.written_positions)
         try:
             yield
             for error in run.outcome.failures if run.outcome is not None else ():
                 self.failed(Failure(run.entry, run.backend, "call", error))
         finally:
-            del self._kept[id(run)]
+            del self._inputs[id(run)]
 
     def failed(self, failure: Failure) -> None:
         """Write a script, once for a program and stage, and name it in the error."""
@@ -282,7 +269,7 @@ class ReproPolicy:
         facts = _facts_without_data(program, failure.entry.latest)
         if run is not None:
             # Before it has run nothing is kept, and nothing was written to.
-            kept = self._kept.get(id(run)) or Kept(program, run.arguments, ())
+            kept = self._inputs.get(id(run)) or SavedInputs(program, run.arguments, ())
             said = "those of the run that failed"
             facts = _Facts(program, kept.held, list(run.arguments.scalars), kept.state, said)
         return _write(facts, path, failure.backend.name, str(failure.error), _MOST_BYTES, 0)

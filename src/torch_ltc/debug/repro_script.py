@@ -11,13 +11,11 @@ import torch
 from torch_ltc.program.instruction import Call, DeviceGenerator, Input, PhysicalDevice, Program, Scalar, Value
 from torch_ltc.program.spec import Spec
 
-__all__ = ["Case", "is_whole", "script_text"]
-
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What a script repeats. `saved` are the numbers of the input buffers whose data lies beside it, as a tensor of its
-    own where `is_whole` says so, else as flat memory; the others are made up. `settings` are those to run with."""
+    """The program that a script repeats. `saved` are the input buffers with data beside it, as a tensor of its own
+    where `is_whole` says so, else as flat memory; the others are made up. `settings` are those to run with."""
 
     program: Program
     numbers: Sequence[object]
@@ -94,7 +92,7 @@ def _left_side(call: Call) -> str:
 
 
 def _layout_lines(call: Call) -> list[str]:
-    """Where PyTorch's kernel lays a result out in another way than the device does."""
+    """Lines for results that PyTorch's kernel lays out in another way than the device does."""
     lines = []
     for position in call.layout.copied or ():
         spec, number = call.flat_returns[position].spec, call.numbers[position]
@@ -120,7 +118,7 @@ def _program_lines(case: Case) -> list[str]:
 # ---- inputs ---------------------------------------------------------------------------------------------------------
 
 
-def _geometry(spec: Spec) -> str:
+def _shape(spec: Spec) -> str:
     return f"{spec.dtype}, {spec.size}, {spec.stride}"
 
 
@@ -130,7 +128,7 @@ def _buffer_lines(case: Case) -> list[str]:
         if buffer in case.saved:
             lines.append(f"SAVED[{place}].clone(),")
         elif is_whole(views):
-            lines.append(f"made({_geometry(views[0].spec)}, random),")
+            lines.append(f"made({_shape(views[0].spec)}, random),")
         else:
             dtype = views[0].spec.dtype
             nbytes = max(view.spec.extent() * view.spec.dtype.itemsize for view in views)

@@ -46,7 +46,7 @@ def _waiting(recording: Recording, row: SyncRow) -> str:
 
 
 def _gain_s(recording: Recording, row: SyncRow) -> float:
-    """What would overlap without the reads: the shorter of waiting and recording."""
+    """The time that would overlap without the reads: the shorter of waiting and recording."""
     return min(row.wait_s, record_s(recording))
 
 

@@ -15,8 +15,6 @@ from torch_ltc.debug.messages import MESSAGES, Message, message
 from torch_ltc.debug.recording import Finding, Recording
 from torch_ltc.source import UNKNOWN, Source
 
-__all__ = ["ENTRY_POINTS", "Rule", "Rules", "SEVERITIES", "Symptom", "register_rule", "rule", "rules"]
-
 ENTRY_POINTS = "torch_ltc.doctor_rules"
 
 Severity: TypeAlias = Literal["error", "warning", "hint"]
@@ -27,7 +25,7 @@ SEVERITIES: tuple[Severity, ...] = ("error", "warning", "hint")
 
 @dataclass(frozen=True, slots=True)
 class Symptom:
-    """What a rule yields: a `title` of a few words, `evidence` with figures, the user's line, and what to do.
+    """A yield of a rule: a `title` of a few words, `evidence` with figures, the user's line, and what to do.
 
     Without a `fix` the rule's advice is shown, without a `severity` it is the rule's. `cost_s` estimates the time that
     was lost at most, 0 when that is not known.
@@ -53,7 +51,7 @@ class Rule:
     find: Find
 
     def findings(self, recording: Recording) -> list[Finding]:
-        """What the rule finds in the recording; when it raises, that."""
+        """The findings of the rule in the recording; when it raises, a finding on that."""
         try:
             return [self._finding(symptom) for symptom in self.find(recording)]
         except Exception as error:

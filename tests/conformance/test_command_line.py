@@ -61,7 +61,7 @@ def run_python(*arguments: str, cwd: Path, path: str = "") -> subprocess.Complet
 
 
 @pytest.mark.parametrize("backend", ["interpreter", "torchscript"])
-def test_the_quick_form_passes_on_the_backends_in_the_box(backend: str, capsys: Printed) -> None:
+def test_the_quick_form_passes_on_the_built_in_backends(backend: str, capsys: Printed) -> None:
     status = main(["conformance", backend, "--quick", "--strict"])
     text = capsys.readouterr().out
     assert status == 0, text
@@ -90,8 +90,8 @@ def test_backends_are_listed_with_the_current_one_marked(tmp_path: Path, monkeyp
     done = run_python("-m", "torch_ltc", "backends", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     rows = [line.split() for line in done.stdout.splitlines()]
-    assert ["*", "interpreter", "recorded", "CPU0", "in", "the", "box"] in rows
-    assert ["torchscript", "(default)", "recorded", "CPU0", "in", "the", "box"] in rows
+    assert ["*", "interpreter", "recorded", "CPU0", "built-in"] in rows
+    assert ["torchscript", "(default)", "recorded", "CPU0", "built-in"] in rows
 
 
 def test_an_unknown_name_lists_the_known_ones(capsys: Printed) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,15 +86,21 @@ def difference(
 
 Ended = tuple[Outcome, Sequence[Any]]
 """The outcome of a run, and its inputs as they are after it."""
+_Named = dict[str, tuple[torch.Tensor | None, str]]
 
 
 def compared(
-    program: Program, backend: Backend, wanted: Ended, got: Ended, perturbed: Ended | None = None
+    program: Program, backend: Backend, wanted: Ended, got: Ended, perturbed: Callable[[], Ended]
 ) -> list[Difference]:
     """All that differs between two runs. The movement between the first and one on `perturbed`
     inputs is rounding that the program makes large, as a division of two small numbers does: that much is allowed."""
     before, after = _tensors(program, wanted), _tensors(program, got)
-    moved = _tensors(program, perturbed) if perturbed is not None else {}
+    if not _differences(before, after, backend, {}):
+        return []
+    return _differences(before, after, backend, _tensors(program, perturbed()))
+
+
+def _differences(before: _Named, after: _Named, backend: Backend, moved: _Named) -> list[Difference]:
     found = []
     for what, (left, made) in before.items():
         right = after[what][0]
@@ -113,10 +119,10 @@ def _movement(wanted: torch.Tensor, moved: torch.Tensor | None) -> float:
     return _MARGIN * float((comparable(moved) - comparable(wanted)).abs().nan_to_num(0, 0, 0).max())
 
 
-def _tensors(program: Program, ended: Ended) -> dict[str, tuple[torch.Tensor | None, str]]:
+def _tensors(program: Program, ended: Ended) -> _Named:
     """The tensors after a run, by name, with their makers."""
     outcome, inputs = ended
-    found: dict[str, tuple[torch.Tensor | None, str]] = {}
+    found: _Named = {}
     makers = _makers(program)
     meaningless = undefined(program)
     for place, number in enumerate(program.outputs):

@@ -17,7 +17,7 @@ from torch_ltc.compile.program_cache import Entry
 from torch_ltc.config import Origin, settings
 from torch_ltc.debug.dump import known_entry
 from torch_ltc.debug.replay import SavedInputs, tensor_of
-from torch_ltc.debug.repro_script import Case, buffers_of, is_whole, script_text
+from torch_ltc.debug.repro_script import buffers_of, is_whole, script_text
 from torch_ltc.deferred import deferred
 from torch_ltc.errors import LtcError, LtcWarning
 from torch_ltc.execute.executor import executor
@@ -48,7 +48,7 @@ class _Facts:
     held: Sequence[Held | None]
     numbers: Sequence[object]
     state: torch.Tensor | None
-    said: str
+    origin: str
 
 
 # ---- which program --------------------------------------------------------------------------------------------------
@@ -148,7 +148,7 @@ def _saved_memory(facts: _Facts, max_bytes: int) -> dict[int, torch.Tensor]:
 
 def _header(facts: _Facts, backend: str, path: Path, error: str, made_up: int) -> list[str]:
     program = facts.program
-    inputs = facts.said
+    inputs = facts.origin
     if made_up and any(item is not None for item in facts.held):
         inputs += f", but {made_up} of {len(buffers_of(program))} made up from their sizes: too large, or lost"
     chosen = [name for name in settings.names() if settings.origin(name) is not Origin.DEFAULT]
@@ -172,22 +172,22 @@ def _write(facts: _Facts, path: Path, backend: str, error: str, max_bytes: int, 
     buffers = buffers_of(program)
     header = _header(facts, backend, path, error, len(buffers) - len(saved))
     chosen = [n for n in settings.names() if n not in _OWN_SETTINGS and settings.origin(n) is not Origin.DEFAULT]
-    case = Case(
+    text = script_text(
         program,
         facts.numbers,
-        backend,
-        frozenset(saved),
-        header,
-        {name: getattr(settings, name) for name in chosen},
-        seed,
-        _class_text(backend),
+        saved,
+        header=header,
+        backend=backend,
+        backend_class=_class_text(backend),
+        settings={name: getattr(settings, name) for name in chosen},
+        seed=seed,
     )
     state = facts.state
     if state is None and program.random:
         state = torch.Generator(program.device).manual_seed(seed).get_state()
     path.parent.mkdir(parents=True, exist_ok=True)
     torch.save(([saved.get(buffer) for buffer in buffers], state), path.with_suffix(".pt"))
-    path.write_text(script_text(case), encoding="utf-8")
+    path.write_text(text, encoding="utf-8")
     return path
 
 
@@ -269,9 +269,9 @@ class ReproPolicy:
         facts = _facts_without_data(program, failure.entry.latest)
         if run is not None:
             # Before it has run nothing is kept, and nothing was written to.
-            kept = self._inputs.get(id(run)) or SavedInputs(program, run.arguments, ())
-            said = "those of the run that failed"
-            facts = _Facts(program, kept.held, list(run.arguments.scalars), kept.state, said)
+            saved = self._inputs.get(id(run)) or SavedInputs(program, run.arguments, ())
+            origin = "those of the run that failed"
+            facts = _Facts(program, saved.held, list(run.arguments.scalars), saved.state, origin)
         return _write(facts, path, failure.backend.name, str(failure.error), _MOST_BYTES, 0)
 
 

@@ -66,10 +66,8 @@ def _validate(run: Run, saved: SavedInputs, handles: Sequence[object]) -> None:
     # What is drawn next follows the interpreter's run, whatever the search below draws.
     state = run.arguments.generator.get_state() if program.random else None
     ends = (expected, arguments.inputs), (run.outcome, run.arguments.held)
-    found = compared(program, run.backend, *ends)
     try:
-        if found:
-            found = compared(program, run.backend, *ends, perturbed=perturbed_run(program, saved))
+        found = compared(program, run.backend, *ends, lambda: perturbed_run(program, saved))
         if found or expected.failures:
             error = _unfailed(run, expected) if expected.failures else _error(run, saved, found)
             _install(run, expected, arguments.inputs, handles)
@@ -171,9 +169,7 @@ class _Search:
         got = executable.computation.run(arguments)
         got.results = check_count(self.backend.name, program, got.results, len(program.outputs))
         ends = (wanted, expected.inputs), (got, arguments.inputs)
-        found = compared(program, self.backend, *ends)
-        if found:
-            found = compared(program, self.backend, *ends, perturbed=perturbed_run(program, self.saved))
+        found = compared(program, self.backend, *ends, lambda: perturbed_run(program, self.saved))
         return max(found, key=lambda each: each.excess, default=None)
 
     def given(self, place: int) -> tuple[Operand, ...]:

@@ -6,14 +6,13 @@ Owns the number of rounds and the comparison after each. Importing it fills the 
 from __future__ import annotations
 
 import time
-from typing import Any
 
 import torch
 
 from torch_ltc.errors import CompileError
 from torch_ltc.testing.compare import Rules, differences
-from torch_ltc.testing.outcome import Outcome, describe, first_line, snapshot
-from torch_ltc.testing.placement import distinct, tensors_in, transform
+from torch_ltc.testing.outcome import Outcome, describe, first_line, observed
+from torch_ltc.testing.placement import distinct, tensors_in
 from torch_ltc.testing.probe import Probe
 from torch_ltc.testing.records import CaseUnit, Difference, Result, What
 from torch_ltc.testing.semantics import (  # noqa: F401 (each adds its cases to the table)
@@ -78,12 +77,7 @@ def _observed(case: Case, stage: Stage) -> Outcome:
     """The values of the case, read; tensors that share memory are known by the first of them."""
     torch.manual_seed(stage.round)
     given = case.function(stage)
-    shared = distinct(tensors_in(given))
-
-    def observe(leaf: Any) -> Any:
-        return snapshot(leaf, shared) if isinstance(leaf, torch.Tensor) else leaf
-
-    return Outcome(result=transform(given, observe))
+    return Outcome(result=observed(given, distinct(tensors_in(given))))
 
 
 def _rules(case: Case, probe: Probe) -> Rules:

@@ -94,27 +94,22 @@ class Probe:
                 return [self._refusals.get(program, unknown)]
         return []
 
-    def on_fallback(self, event: events.FallbackEvent) -> None:
+    def on_event(self, event: events.Event) -> None:
         """Listener."""
-        # Sparse tensors live on the physical device by design: calls that take or make them run there.
-        if "strided" not in event.reason:
-            self._activity.fallbacks.append(event.op)
-
-    def on_execute(self, event: events.ExecuteEvent) -> None:
-        """Listener."""
-        if not event.failed:
-            self._activity.executed_by.append(event.backend)
-            self._activity.programs.append(event.program)
-
-    def on_refusal(self, event: events.RefusalEvent) -> None:
-        """Listener."""
-        # To take a program and then to fail with it is not to refuse it.
-        what = What.REFUSED if event.stage == "compile" else What.RAISES
-        self._refusals[event.program] = Difference(what, first_line(event.reason))
-
-    def on_mismatch(self, event: events.MismatchEvent) -> None:
-        """Listener."""
-        self._activity.mismatches.append(f"{event.op}: promised {event.inferred}, got {event.actual}")
+        activity = self._activity
+        match event:
+            # Sparse tensors live on the physical device by design: calls that take or make them run there.
+            case events.FallbackEvent() if "strided" not in event.reason:
+                activity.fallbacks.append(event.op)
+            case events.ExecuteEvent(failed=False):
+                activity.executed_by.append(event.backend)
+                activity.programs.append(event.program)
+            case events.RefusalEvent():
+                # To take a program and then to fail with it is not to refuse it.
+                what = What.REFUSED if event.stage == "compile" else What.RAISES
+                self._refusals[event.program] = Difference(what, first_line(event.reason))
+            case events.MismatchEvent():
+                activity.mismatches.append(f"{event.op}: promised {event.inferred}, got {event.actual}")
 
 
 @contextlib.contextmanager
@@ -124,19 +119,13 @@ def opened(device: str, backend: Backend | None) -> Iterator[Probe]:
     if backend is None:
         yield probe
         return
-    pairs: list[tuple[Callable[[Any], None], type]] = [
-        (probe.on_fallback, events.FallbackEvent),
-        (probe.on_execute, events.ExecuteEvent),
-        (probe.on_refusal, events.RefusalEvent),
-        (probe.on_mismatch, events.MismatchEvent),
-    ]
     with contextlib.ExitStack() as stack:
         stack.enter_context(settings.scope(**_settings(backend)))
         # Programs that this process knows may be compiled, or refused, already; and afterwards by this run.
         ir_cache.reset()
         stack.callback(ir_cache.reset)
-        for listener, kind in pairs:
-            stack.callback(events.subscribe(listener, kind))
+        kinds = (events.FallbackEvent, events.ExecuteEvent, events.RefusalEvent, events.MismatchEvent)
+        stack.callback(events.subscribe(probe.on_event, *kinds))
         stack.callback(probe.settle)
         yield probe
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import torch_ltc
-from torch_ltc.cli import bench, hardware
+from torch_ltc.cli import about, bench
 from torch_ltc.cli.main import main
 from torch_ltc.config import settings
 from torch_ltc.lowering.registry import registry
@@ -45,9 +45,9 @@ def test_env_as_text_has_a_section_a_block(capsys: Printed) -> None:
 
 
 def test_a_program_that_is_missing_or_silent_has_no_first_line() -> None:
-    assert hardware.first_line("no-such-program-at-all") == ""
-    assert hardware.first_line("true") == ""
-    assert hardware.first_line("printf", "one\\ntwo") == "one"
+    assert about.first_line("no-such-program-at-all") == ""
+    assert about.first_line("true") == ""
+    assert about.first_line("printf", "one\\ntwo") == "one"
 
 
 def test_devices_marks_where_programs_run(capsys: Printed) -> None:
@@ -70,7 +70,7 @@ def test_backends_as_data(capsys: Printed, monkeypatch: pytest.MonkeyPatch) -> N
         "name": "interpreter",
         "current": True,
         "default": False,
-        "origin": "in the box",
+        "origin": "built-in",
         "form": "recorded",
         "devices": ["CPU0"],
         "error": None,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from torch_ltc.cli import doctor
+from torch_ltc.cli import recordings
 from torch_ltc.cli.main import COMMANDS, build_parser, load_command, main
 from torch_ltc.errors import LtcError
 
@@ -60,7 +60,7 @@ def test_errors_become_messages(
     def fail(path: Path | None) -> None:
         raise error
 
-    monkeypatch.setattr(doctor, "read_recording", fail)
+    monkeypatch.setattr(recordings, "read_recording", fail)
     assert main(["doctor"]) == status
     assert capsys.readouterr().err == text
 

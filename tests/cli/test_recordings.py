@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from torch_ltc.cli import doctor
+from torch_ltc.cli import recordings
 from torch_ltc.cli.main import main
 from torch_ltc.cli.recordings import last_run, read_recording, write_recording
 from torch_ltc.config import settings
@@ -108,7 +108,7 @@ def test_the_doctor_prints_its_findings(saved: str, recording: Recording, capsys
 def test_the_doctors_status_is_what_it_found(
     severities: list[str], status: int, strict: int, saved: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doctor, "examine", lambda recording: [found(severity) for severity in severities])
+    monkeypatch.setattr(recordings, "examine", lambda recording: [found(severity) for severity in severities])
     assert main(["doctor", saved]) == status
     assert main(["doctor", saved, "--strict"]) == strict
 

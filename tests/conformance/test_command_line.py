@@ -15,8 +15,8 @@ import pytest
 from torch_ltc.cli.main import main
 from torch_ltc.lowering.registry import registry
 from torch_ltc.testing import State, What
-from torch_ltc.testing.quick import QUICK_OPERATORS
 from torch_ltc.testing.semantics.table import table
+from torch_ltc.testing.suite import QUICK_OPERATORS
 from torch_ltc.testing.workers import supported
 
 Printed = pytest.CaptureFixture[str]
@@ -90,8 +90,8 @@ def test_backends_are_listed_with_the_current_one_marked(tmp_path: Path, monkeyp
     done = run_python("-m", "torch_ltc", "backends", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     rows = [line.split() for line in done.stdout.splitlines()]
-    assert ["*", "interpreter", "recorded", "CPU0", "in", "the", "box"] in rows
-    assert ["torchscript", "(default)", "recorded", "CPU0", "in", "the", "box"] in rows
+    assert ["*", "interpreter", "recorded", "CPU0", "built-in"] in rows
+    assert ["torchscript", "(default)", "recorded", "CPU0", "built-in"] in rows
 
 
 def test_an_unknown_name_lists_the_known_ones(capsys: Printed) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import torch_ltc
+from tests.support import recordings
 from tests.support.backends import FunctionalBackend, registered
 from torch_ltc import events
 from torch_ltc.config import settings
@@ -211,6 +212,13 @@ def test_a_recording_survives_json() -> None:
 def test_what_is_no_recording_is_refused_in_words(text: str, message: str) -> None:
     with pytest.raises(RecordingError, match=message):
         from_json(text, "run.json")
+
+
+def test_a_recording_of_the_version_before_is_read() -> None:
+    made = recordings.recording(compiles=(recordings.compilation(1, out_of_process=True),))
+    older = made.to_json().replace('"out_of_process"', '"elsewhere"')
+    assert '"elsewhere":true' in older
+    assert from_json(older) == made
 
 
 def test_it_can_be_switched_off_and_on() -> None:

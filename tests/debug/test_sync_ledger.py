@@ -12,8 +12,8 @@ import torch_ltc
 from tests.semantics.support import observe
 from tests.support.lines import marked
 from torch_ltc.config import settings
+from torch_ltc.debug.entry_points import ledger_text
 from torch_ltc.debug.history import history
-from torch_ltc.debug.ledger import ledger_text
 from torch_ltc.debug.recording import Memory, Recording, SyncRow
 from torch_ltc.errors import ExecutionError, LtcError, SyncForbiddenError
 from torch_ltc.source import Source

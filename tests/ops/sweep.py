@@ -66,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--backend",
         action="append",
-        help="a name, module:Class or file.py:Class; repeatable; two of the box by default",
+        help="a name, module:Class or file.py:Class; repeatable; two built-in ones by default",
     )
     parser.add_argument("--device", default="ltc", help='"cpu" compares eager with itself, which tests the sweep')
     parser.add_argument("--max-samples", type=int, metavar="N", help="only the first N samples of each operator")

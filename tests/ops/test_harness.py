@@ -21,8 +21,8 @@ from torch_ltc.testing.placement import Arguments, place, storage_key
 from torch_ltc.testing.probe import Activity, Probe, is_dynamic, opened, unneeded_fallbacks
 from torch_ltc.testing.records import Difference, Result, State, Unit, Variant, What
 from torch_ltc.testing.report import Report
+from torch_ltc.testing.samples import tolerances
 from torch_ltc.testing.suite import repeat_command
-from torch_ltc.testing.tolerance import tolerances
 from torch_ltc.testing.workers import run_units
 
 Function = Callable[..., Any]
@@ -299,7 +299,7 @@ def test_a_unit_that_is_wrong_does_not_spend_all_its_time(monkeypatch: pytest.Mo
 @pytest.mark.parametrize(("stage", "what"), [("compile", What.REFUSED), ("run", What.RAISES)])
 def test_a_program_that_another_backend_runs_is_known_by_why_it_was_given_up(stage: str, what: What) -> None:
     probe = Probe("ltc", registry.get("torchscript"))
-    probe.on_refusal(events.RefusalEvent(7, "torchscript", stage, "no luck (train.py:3 in <module>)\n  recorded there"))
+    probe.on_event(events.RefusalEvent(7, "torchscript", stage, "no luck (train.py:3 in <module>)\n  recorded there"))
     ours, theirs = (Activity(executed_by=[name], programs=[7]) for name in ("torchscript", "interpreter"))
     assert probe.not_taken(ours) == []
     assert probe.not_taken(theirs) == [Difference(what, "no luck")]

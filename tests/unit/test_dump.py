@@ -15,7 +15,7 @@ import torch_ltc
 from torch_ltc import debug
 from torch_ltc.compile.program_cache import fingerprint
 from torch_ltc.config import settings
-from torch_ltc.debug.dump import diff, known_program
+from torch_ltc.debug.dump import diff, known_entry
 from torch_ltc.errors import LtcError, LtcWarning
 from torch_ltc.events import SyncEvent, subscribe
 from torch_ltc.execute.pending import pending_program
@@ -69,7 +69,7 @@ def test_the_file_of_synced_programs_is_laid_out_as_the_original_lays_it_out(tmp
     line = re.search(r"test_dump\.py:(\d+) step", rest)
     assert line is not None
     assert rest == (
-        f"\nHashes: ({fingerprint(known_program(synced[0])).hex()})\n"
+        f"\nHashes: ({fingerprint(known_entry(synced[0]).program).hex()})\n"
         "\n"
         "## BEGIN_GRAPH\n"
         "IR {\n"
@@ -116,7 +116,7 @@ def test_diff_takes_numbers_programs_and_pending_tensors(synced: list[int]) -> N
     torch_ltc.sync(wait=True)
     (number,) = synced
     z = x.relu().abs()
-    program = known_program(number)
+    program = known_entry(number).program
     wanted = (
         "2 lines differ: 1 removed (aten::neg), 1 added (aten::abs)\n"
         f"--- program {number}\n"
@@ -136,7 +136,7 @@ def test_diff_takes_numbers_programs_and_pending_tensors(synced: list[int]) -> N
 
 def test_an_unknown_program_says_what_to_do() -> None:
     with pytest.raises(LtcError) as caught:
-        known_program(-5)
+        known_entry(-5)
     assert str(caught.value) == (
         "program -5 is not known: it was never synced in this process, or it was dropped to make room\n"
         "  try: torch_ltc.debug.dump_ir([tensor]) shows what is pending; the setting tree_bound says how much is kept"

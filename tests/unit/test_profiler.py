@@ -12,7 +12,7 @@ import torch
 
 import torch_ltc
 from torch_ltc.config import settings
-from torch_ltc.debug.profiler import profile
+from torch_ltc.debug.entry_points import profile
 from torch_ltc.pytorch.profiler_ranges import span
 
 CPU = [torch.profiler.ProfilerActivity.CPU]

@@ -244,7 +244,7 @@ def test_what_cannot_be_repeated_is_said(tmp_path):
         dump_repro(values, tmp_path)
     with pytest.raises(LtcError, match="takes tensors on ltc, got one on cpu"):
         dump_repro(torch.ones(2), tmp_path)
-    with pytest.raises(LtcError, match="no program 999999 is known"):
+    with pytest.raises(LtcError, match="program 999999 is not known"):
         dump_repro(999999, tmp_path)
 
 

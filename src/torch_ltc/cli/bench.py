@@ -1,4 +1,4 @@
-"""`ltc bench`: what recording costs, or how fast training is, next to eager PyTorch.
+"""`ltc bench`: the cost of recording, or the speed of training, next to eager PyTorch.
 
 The benchmarks are in the repository, not in the installed package. Where they are not, the cost of recording is
 measured here, in a simpler way.
@@ -20,8 +20,7 @@ from typing import Any
 import torch
 
 from torch_ltc import api
-from torch_ltc.cli.command import Command, add_json
-from torch_ltc.cli.output import note, print_json, progress, table
+from torch_ltc.cli.output import add_json, command, note, print_json, progress, table
 from torch_ltc.errors import LtcError
 
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -42,6 +41,13 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
+@command(
+    "bench",
+    "measure what recording costs, or training, next to eager PyTorch",
+    "Measure what it costs to record an operation, next to running it eagerly, or with `training` how fast the "
+    "workloads of the repository are. Figures of one run are comparable with each other only.",
+    _add_options,
+)
 def _run(options: argparse.Namespace) -> int:
     root = _checkout()
     if root is not None and not options.built_in:
@@ -131,15 +137,3 @@ def _text(measured: dict[str, Any]) -> str:
         ("ltc, recorded", f"{measured['recorded_us']:.2f}", f"{measured['ratio']:.2f}"),
     ]
     return table(rows, " rr")
-
-
-COMMAND = Command(
-    name="bench",
-    help="measure what recording costs, or training, next to eager PyTorch",
-    description=(
-        "Measure what it costs to record an operation, next to running it eagerly, or with `training` how fast the "
-        "workloads of the repository are. Figures of one run are comparable with each other only."
-    ),
-    add_options=_add_options,
-    run=_run,
-)

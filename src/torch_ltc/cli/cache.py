@@ -1,4 +1,4 @@
-"""`ltc cache`: what is kept on disk for later processes.
+"""`ltc cache`: compiled programs serialized on disk for later processes.
 
 Every action is right while other processes use the folder: files appear and go in one step, and a process whose file is
 gone compiles again.
@@ -15,8 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from torch_ltc.cli.command import Command, add_json
-from torch_ltc.cli.output import age_text, note, pairs, parse_size, print_json, table
+from torch_ltc.cli.output import add_json, age_text, command, note, pairs, parse_size, print_json, table
 from torch_ltc.compile.disk_cache import Store, Stored, read_key
 from torch_ltc.config import cache_folder, settings
 from torch_ltc.errors import LtcError
@@ -38,7 +37,7 @@ class Entry:
 
     @property
     def program(self) -> str:
-        """What was compiled, in words. The kind is "p" or "s", instructions, a point, outputs."""
+        """A description of the compiled program. The kind is "p" or "s", instructions, a point, outputs."""
         instructions, _, outputs = self.file.kind[1:].partition(".")
         sizes = "any sizes" if self.file.kind.startswith("s") else "fixed sizes"
         return f"{count_text(int(instructions), 'instruction')}, {count_text(int(outputs), 'output')}, {sizes}"
@@ -109,6 +108,13 @@ def _size(text: str) -> int:
         raise argparse.ArgumentTypeError(f"{text!r} is no size; write it as 1000000, 500M or 2G") from error
 
 
+@command(
+    "cache",
+    "look at the compiled programs that are kept on disk, or remove them",
+    "Compiled programs are kept on disk, so that a later process does not compile them again. They may be removed at "
+    "any time, also while other processes use them.",
+    _add_options,
+)
 def _run(options: argparse.Namespace) -> int:
     status: int = options.what(options)
     return status
@@ -227,15 +233,3 @@ def _remove(store: Store, files: Iterable[Stored], options: argparse.Namespace) 
     if failed:
         note(f"{count_text(failed, 'file')} could not be removed")
     return 1 if failed else 0
-
-
-COMMAND = Command(
-    name="cache",
-    help="look at the compiled programs that are kept on disk, or remove them",
-    description=(
-        "Compiled programs are kept on disk, so that a later process does not compile them again. They may be removed "
-        "at any time, also while other processes use them."
-    ),
-    add_options=_add_options,
-    run=_run,
-)

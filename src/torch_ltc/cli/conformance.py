@@ -1,4 +1,4 @@
-"""`ltc conformance NAME`: what of PyTorch a backend gets right, and how much of it it takes."""
+"""`ltc conformance NAME`: correctness and coverage of a backend, against eager PyTorch."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 
-from torch_ltc.cli.command import Command
-from torch_ltc.cli.output import PROGRESS_EVERY_S, print_json
+from torch_ltc.cli.output import PROGRESS_EVERY_S, command, print_json
 from torch_ltc.testing import Options, Result, State, conformance
 from torch_ltc.testing.records import DTYPES, Variant
 from torch_ltc.testing.report import name_of
@@ -30,7 +30,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         metavar="PAT",
         help="operators by full name or pattern, semantics cases as semantics/NAME; repeatable",
     )
-    parser.add_argument("--dtype", action="append", choices=DTYPES, help="repeatable; all by default")
+    parser.add_argument("--dtype", action="append", dest="dtypes", choices=DTYPES, help="repeatable; all by default")
     parser.add_argument("--max-samples", type=int, metavar="N", help="only the first N samples of each operator")
     parser.add_argument("--sample", type=int, metavar="N", help="only sample number N")
     parser.add_argument("--variant", choices=[each.value for each in Variant], help="only one form of the operators")
@@ -38,7 +38,9 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--semantics-only", action="store_true", help="no operators")
     parser.add_argument("--operators-only", action="store_true", help="no semantics")
     parser.add_argument("--forward-only", action="store_true", help="no backward pass, in-place form or out=")
-    parser.add_argument("--one-by-one", action="store_true", help="each sample in a program of its own from the start")
+    parser.add_argument(
+        "--one-by-one", action="store_false", dest="together", help="each sample in a program of its own from the start"
+    )
     parser.add_argument("--strict", action="store_true", help="a program that the backend does not take is a failure")
     parser.add_argument("--every", type=int, default=default.every, metavar="N", help="only each N-th operator")
     parser.add_argument("--jobs", type=int, default=default.jobs, metavar="N", help="worker processes; 0: run here")
@@ -47,6 +49,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--time-limit",
+        dest="time_limit_s",
         type=float,
         default=default.time_limit_s,
         metavar="SECONDS",
@@ -64,27 +67,20 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--all", action="store_true", help="print every failure and every semantics case")
 
 
+@command(
+    "conformance",
+    "compare a backend with eager PyTorch: operators and semantics",
+    "Compare a backend with eager PyTorch: every operator of PyTorch's test database, and small cases on views, "
+    "writes, aliasing, dtypes, random numbers, failures, threads and training. Exit status 0 if nothing is wrong that"
+    " is not in a table of known gaps.",
+    _add_options,
+)
 def _run(options: argparse.Namespace) -> int:
-    report = conformance(
-        options.backend,
-        progress=progress_printer(),
-        only=options.only or (),
-        dtypes=options.dtype or (),
-        max_samples=options.max_samples,
-        sample=options.sample,
-        variant=options.variant,
-        quick=options.quick,
-        semantics_only=options.semantics_only,
-        operators_only=options.operators_only,
-        forward_only=options.forward_only,
-        together=not options.one_by_one and options.sample is None,
-        strict=options.strict,
-        every=options.every,
-        jobs=options.jobs,
-        chunk_size=options.chunk_size,
-        time_limit_s=options.time_limit,
-        device=options.device,
-    )
+    given = {each.name: getattr(options, each.name) for each in fields(Options)}
+    # One sample is repeated as a program of its own.
+    given["together"] = options.together and options.sample is None
+    chosen = {name: value for name, value in given.items() if value is not None}
+    report = conformance(options.backend, progress=progress_printer(), **chosen)
     if options.json is _STDOUT:
         print_json(report.json())
         return 0 if report.passed else 1
@@ -113,16 +109,3 @@ def progress_printer() -> Callable[[Result, int, int], None]:
         print(f"\r{line:<110.110}" if interactive else line, end=end, file=sys.stderr, flush=True)
 
     return show
-
-
-COMMAND = Command(
-    name="conformance",
-    help="compare a backend with eager PyTorch: operators and semantics",
-    description=(
-        "Compare a backend with eager PyTorch: every operator of PyTorch's test database, and small cases on views, "
-        "writes, aliasing, dtypes, random numbers, failures, threads and training. Exit status 0 if nothing is "
-        "wrong that is not in a table of known gaps."
-    ),
-    add_options=_add_options,
-    run=_run,
-)

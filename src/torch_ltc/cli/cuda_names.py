@@ -8,6 +8,7 @@ for its own purposes gets the true answer. Autocast, scalers and types as `torch
 
 from __future__ import annotations
 
+import operator
 import sys
 import threading
 import time
@@ -30,7 +31,7 @@ _CAPABILITY = (0, 0)
 
 
 def mapped(device: Any) -> Any:
-    """What a device is called here: "cuda:0" becomes "ltc:0"; anything else stays."""
+    """The name of a device here: "cuda:0" becomes "ltc:0"; anything else stays."""
     if isinstance(device, str) and (device == "cuda" or device.startswith("cuda:")):
         return "ltc" + device[4:]
     if isinstance(device, _Device) and device.type == "cuda":
@@ -66,27 +67,16 @@ def cuda_names() -> Iterator[None]:
 # ---- arguments that name a device ---------------------------------------------------------------------------------
 
 
-def _mapping_keyword(original: Callable[..., Any]) -> Callable[..., Any]:
+def _mapping(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The function with devices mapped among its arguments, at any place."""
+
     def call(*args: Any, **kwargs: Any) -> Any:
-        device = kwargs.get("device")
-        if device is not None:
-            other = mapped(device)
-            if other is not device and _may_map():
-                kwargs["device"] = other
+        others = tuple(map(mapped, args))
+        device = mapped(kwargs.get("device"))
+        # Few calls name CUDA: only these look at their caller.
+        if (device is not kwargs.get("device") or any(map(operator.is_not, others, args))) and _may_map():
+            return original(*others, **(kwargs | {"device": device} if "device" in kwargs else kwargs))
         return original(*args, **kwargs)
-
-    return call
-
-
-def _mapping_all(original: Callable[..., Any]) -> Callable[..., Any]:
-    """For methods that take a device among other things, at any place."""
-
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if _may_map():
-            args = tuple(mapped(arg) for arg in args)
-            if "device" in kwargs:
-                kwargs["device"] = mapped(kwargs["device"])
-        return original(self, *args, **kwargs)
 
     return call
 
@@ -98,9 +88,9 @@ def _map_factories(patches: Patches) -> None:
     for owner in (torch, torch.fft, torch.nested):
         for name, value in list(vars(owner).items()):
             if not name.startswith("_") and callable(value) and _hashable(value) and value in makers:
-                patches.wrap(owner, name, _mapping_keyword)
+                patches.wrap(owner, name, _mapping)
     for name in ("empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like"):
-        patches.wrap(torch, name, _mapping_keyword)
+        patches.wrap(torch, name, _mapping)
 
 
 def _hashable(value: Any) -> bool:
@@ -108,10 +98,10 @@ def _hashable(value: Any) -> bool:
 
 
 def _map_methods(patches: Patches) -> None:
-    patches.wrap(torch.Tensor, "to", _mapping_all)
+    patches.wrap(torch.Tensor, "to", _mapping)
     for name in ("new_empty", "new_zeros", "new_ones", "new_full", "new_tensor", "new_empty_strided"):
-        patches.wrap(torch.Tensor, name, _mapping_keyword)
-    patches.wrap(torch.nn.Module, "to", _mapping_all)
+        patches.wrap(torch.Tensor, name, _mapping)
+    patches.wrap(torch.nn.Module, "to", _mapping)
 
     def moving(original: Callable[..., Any]) -> Callable[..., Any]:
         def call(self: Any, device: Any = None, *args: Any, **kwargs: Any) -> Any:

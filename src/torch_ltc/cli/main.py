@@ -12,23 +12,14 @@ import os
 import sys
 from collections.abc import Sequence
 
-from torch_ltc.cli.command import Command
+from torch_ltc.cli import output
+from torch_ltc.cli.output import Command
 from torch_ltc.errors import LtcError
 
-# A command is a module of this package. Only the one that is asked for is loaded: some take a while.
-COMMANDS = (
-    "run",
-    "report",
-    "doctor",
-    "explain",
-    "dump",
-    "cache",
-    "devices",
-    "backends",
-    "conformance",
-    "bench",
-    "env",
-)
+# The module of each command. Only the one that is asked for is loaded: some take a while.
+COMMANDS = {"run": "run", "report": "recordings", "doctor": "recordings", "explain": "recordings", "dump": "recordings"}
+COMMANDS |= {"cache": "cache", "devices": "about", "backends": "about", "conformance": "conformance"}
+COMMANDS |= {"bench": "bench", "env": "about"}
 WRONG_ARGUMENTS = 2
 INTERRUPTED = 130
 
@@ -59,8 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def load_command(name: str) -> Command:
     """The command of this name."""
-    command: Command = importlib.import_module(f"torch_ltc.cli.{name}").COMMAND
-    return command
+    importlib.import_module(f"torch_ltc.cli.{COMMANDS[name]}")
+    return output.COMMANDS[name]
 
 
 def build_parser(word: str = "") -> argparse.ArgumentParser:

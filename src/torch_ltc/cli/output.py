@@ -1,12 +1,14 @@
-"""How commands speak: data on stdout, everything else on stderr; colours on a terminal; tables, sizes and ages."""
+"""The commands of `ltc` and their output: data on stdout, everything else on stderr; colours on a terminal; tables."""
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import json
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TextIO, TypeVar
 
 from torch_ltc.config import foreign_variable
@@ -14,6 +16,40 @@ from torch_ltc.config import foreign_variable
 Item = TypeVar("Item")
 PROGRESS_EVERY_S = 10.0
 _COLOURS = {"error": "31", "warning": "33", "hint": "36", "good": "32", "faint": "2", "strong": "1"}
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A word after `ltc`, its options, and the function that runs it and gives the exit status. `epilog` is shown below
+    the options, line by line."""
+
+    name: str
+    help: str
+    description: str
+    add_options: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]
+    epilog: str = ""
+
+
+COMMANDS: dict[str, Command] = {}
+"""The commands of the modules that are loaded."""
+
+
+def command(
+    name: str, help: str, description: str, add_options: Callable[[argparse.ArgumentParser], None], epilog: str = ""
+) -> Callable[[Callable[[argparse.Namespace], int]], Callable[[argparse.Namespace], int]]:
+    """Make a command of the function that follows."""
+
+    def add(run: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
+        COMMANDS[name] = Command(name, help, description, add_options, run, epilog)
+        return run
+
+    return add
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """The option for output that programs read."""
+    parser.add_argument("--json", action="store_true", help="print plain data as JSON instead of text")
 
 
 def coloured(text: str, style: str, stream: TextIO | None = None) -> str:

@@ -11,9 +11,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from torch_ltc import api
-from torch_ltc.cli.command import Command
 from torch_ltc.cli.cuda_names import cuda_names
-from torch_ltc.cli.output import note
+from torch_ltc.cli.output import command, note
 from torch_ltc.cli.recordings import last_run, write_recording
 from torch_ltc.cli.script import run_script, torch_state
 from torch_ltc.cli.script_device import default_device
@@ -61,6 +60,21 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="arguments of the script")
 
 
+@command(
+    "run",
+    "run a script on the lazy device, and record what happens",
+    "Run an unmodified script on the lazy device: the default device is 'ltc', tensors made of NumPy arrays and "
+    "batches of a DataLoader go there too, and .numpy() copies from there. With --map-cuda, a script that asks for a "
+    "GPU gets the lazy device instead. At the end the recording of the run is written for `ltc doctor`, `ltc "
+    "explain`, `ltc report` and `ltc dump`. The exit status is the script's own.",
+    _add_options,
+    epilog=(
+        "examples:\n"
+        "  ltc run train.py --epochs 3\n"
+        "  ltc run --map-cuda --report report.html train.py\n"
+        "  ltc run --backend inductor --set fallback=error -m package.train"
+    ),
+)
 def _run(options: argparse.Namespace) -> int:
     changes = dict(parse_setting(text) for text in options.changes)
     if options.backend is not None:
@@ -140,23 +154,3 @@ def parse_setting(text: str) -> tuple[str, str | int | bool]:
         return name, setting.parse(value)
     except SettingError as error:
         raise SettingError(f"the setting '{name}' cannot be {value!r}", hint=f"give it {setting.allowed()}") from error
-
-
-COMMAND = Command(
-    name="run",
-    help="run a script on the lazy device, and record what happens",
-    description=(
-        "Run an unmodified script on the lazy device: the default device is 'ltc', tensors made of NumPy arrays and "
-        "batches of a DataLoader go there too, and .numpy() copies from there. With --map-cuda, a script that asks "
-        "for a GPU gets the lazy device instead. At the end the recording of the run is written for `ltc doctor`, "
-        "`ltc explain`, `ltc report` and `ltc dump`. The exit status is the script's own."
-    ),
-    add_options=_add_options,
-    run=_run,
-    epilog=(
-        "examples:\n"
-        "  ltc run train.py --epochs 3\n"
-        "  ltc run --map-cuda --report report.html train.py\n"
-        "  ltc run --backend inductor --set fallback=error -m package.train"
-    ),
-)

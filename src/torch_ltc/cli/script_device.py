@@ -1,4 +1,4 @@
-"""The default device of a script that names none, and what else such a script takes for granted.
+"""The default device of a script that names none, and the other assumptions of such a script.
 
 `torch.set_default_device` covers the functions that make tensors. A script that was written for the CPU also makes
 tensors of arrays, reads them as arrays, and takes batches out of a `DataLoader`: here these follow the default device,
@@ -34,7 +34,7 @@ _OF_WORKERS: Mapping[str, Any] = {
 
 
 class _State:
-    """Whether a script runs here now."""
+    """True while a script runs."""
 
     active = False
 
@@ -186,7 +186,7 @@ def _copied_to_cpu(data: Any) -> Any:
 
 
 def _holds_device_tensors(value: Any, depth: int = 3) -> bool:
-    """Whether tensors of the device are in a data set, in plain containers or in attributes of objects in it."""
+    """True for a data set with tensors of the device, in plain containers or in attributes of objects in it."""
     if isinstance(value, torch.Tensor):
         return value.device.type == NAME
     if depth == 0 or isinstance(value, str | bytes | type):

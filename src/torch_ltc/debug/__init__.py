@@ -1,16 +1,21 @@
-"""Seeing inside: what was recorded, why it was compiled, where the program waited.
+"""Inspection of the running process: recorded programs, causes of compilations, waits, NaN, wrong results.
 
-Everything here reads what `events` tells and what the runtime keeps; nothing here is needed to run a program.
+Everything here reads events and what the runtime caches; nothing here is needed to run a program.
 """
 
-from torch_ltc.debug.checks import NonFinite, dump_repro, find_nan
+from torch_ltc.compile.hooks import around_run as _around_run
+from torch_ltc.compile.hooks import backend_failed as _backend_failed
+from torch_ltc.debug.causes import recompiled as _recompiled
 from torch_ltc.debug.dump import compilations, diff, dump_ir, dump_passes, program_form, render_ir_graph
-from torch_ltc.debug.entry_points import sync_ledger
+from torch_ltc.debug.entry_points import profile, sync_ledger
 from torch_ltc.debug.history import history as _history
 from torch_ltc.debug.history import recompiled as _recompiled_hook
-from torch_ltc.debug.profiler import profile
-from torch_ltc.debug.recompiles import recompiled as _recompiled
+from torch_ltc.debug.nan import NonFinite, find_nan
+from torch_ltc.debug.nan import finder as _finder
+from torch_ltc.debug.repro import dump_repro
+from torch_ltc.debug.repro import policy as _policy
 from torch_ltc.debug.timeline import export_trace
+from torch_ltc.debug.validate import watch as _validate
 
 __all__ = [
     "NonFinite",
@@ -29,3 +34,8 @@ __all__ = [
 
 _history.listen()
 _recompiled_hook.add(_recompiled)
+# The last to be entered is the first to look at a run: what `validate` corrects is what `nan` sees, and `repro` still
+# has the inputs when either of them fails.
+for _check in (_policy.watch, _finder.watch, _validate):
+    _around_run.add(_check)
+_backend_failed.add(_policy.failed)

@@ -1,18 +1,21 @@
-"""Why a program was new, or was compiled again: the nearest known program, and the first difference from it."""
+"""Causes of new programs and of compilations: the nearest known program, the first difference from it, and the warning
+when programs of one site are compiled again and again."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
+from torch_ltc.config import settings
 from torch_ltc.debug.first_difference import Difference, first_difference
-from torch_ltc.debug.messages import Message, message
+from torch_ltc.debug.messages import MESSAGES, Message, message
 from torch_ltc.debug.recording import Explanation
+from torch_ltc.deferred import deferred
+from torch_ltc.errors import RecompileError, RecompileWarning
 from torch_ltc.events import CompileEvent, LoadEvent, SyncReason
 from torch_ltc.program.instruction import Program
 from torch_ltc.source import UNKNOWN, Source
-
-__all__ = ["CAUSES", "Compared", "explain_compile", "explain_new"]
 
 CAUSES: dict[str, Message] = {
     made.name: made
@@ -124,6 +127,8 @@ CAUSES: dict[str, Message] = {
 # How many programs are compared, and from what likeness on two programs are called near.
 _MOST_COMPARED = 64
 _LIKENESS = 0.25
+# Causes that have nothing to do with earlier compilations for the site.
+_NO_RECOMPILES = frozenset({"first", "backend"})
 
 
 class Compared:
@@ -152,7 +157,7 @@ class Compared:
 
 
 def explain_new(own: Compared, known: Sequence[Compared]) -> Explanation:
-    """Why a program was not known, compared with those that were known before it."""
+    """The cause of a new program, compared with those that were known before it."""
     earlier = [one for one in known if one.identity < own.identity]
     if own.reason is SyncReason.BOUND:
         text = f"it was cut after {len(own.program.calls):,} calls, at settings.pending_bound"
@@ -171,7 +176,8 @@ def explain_compile(
     known: Sequence[Compared],
     identity: int,
 ) -> Explanation:
-    """Why a program was compiled: what did not fit, or why it was new. `own` is None when it is no longer kept."""
+    """The cause of a compilation: the guard that failed, or what made the program new. `own` is None when it is no
+    longer cached."""
     promoted = event.promoted if isinstance(event, CompileEvent) else ""
     if isinstance(event, CompileEvent) and event.reason:
         source = event.source or (own.first if own is not None else UNKNOWN)
@@ -187,10 +193,7 @@ def explain_compile(
         return _explanation(identity, identity, Difference("again", "what was compiled was dropped", source), promoted)
     if own is None:
         return _explanation(identity, 0, Difference("first", "its program is no longer kept", source), promoted)
-    made = explain_new(own, known)
-    return Explanation(
-        made.program, made.code, made.cause, made.nearest, made.difference, made.source, promoted, made.advice
-    )
+    return replace(explain_new(own, known), promoted=promoted)
 
 
 def _explanation(identity: int, nearest: int, found: Difference, promoted: str = "") -> Explanation:
@@ -219,3 +222,31 @@ def _ending(nearest: Compared, own: Compared) -> Difference:
     why = own.reason.value if own.reason is not None else "it was cut"
     had, has = len(nearest.program.calls), len(own.program.calls)
     return Difference("ending", f"it ends after {has:,} calls, the other after {had:,}: {why}", own.site)
+
+
+def recompiled(explanation: Explanation, number: int, site: Source) -> None:
+    """A program was compiled for this site, the third one at least. Said on the user's thread, at its next sync or
+    read: this may be another one."""
+    if settings.recompiles == "allow" or explanation.cause in _NO_RECOMPILES:
+        return
+    message = MESSAGES[explanation.code]
+    where = f" at {explanation.source}" if explanation.source.file else ""
+    text = (
+        f"{message.code} {message.name}: compiled for the {_ordinal(number)} time for the sync at {site}, because "
+        f"{explanation.difference}{where} (torch_ltc.explain() says more; {message.link})"
+    )
+    if settings.recompiles == "error":
+        deferred.add_error(RecompileError(text, hint=message.advice))
+    elif _is_reported(number):
+        deferred.add_warning(text, RecompileWarning)
+
+
+def _is_reported(number: int) -> bool:
+    """At the third, sixth, twelfth, ... compilation: who does not mind need not hear of each."""
+    times, rest = divmod(number, 3)
+    return rest == 0 and times & (times - 1) == 0
+
+
+def _ordinal(number: int) -> str:
+    suffix = "th" if 10 < number % 100 < 20 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{suffix}"

@@ -1,8 +1,8 @@
-"""What differs between two runs of one program: results, and inputs that were written to."""
+"""Differences between two runs of one program: in results, and in inputs that were written to."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,10 +14,8 @@ from torch_ltc.lowering.interface import Backend, Outcome
 from torch_ltc.lowering.tolerance import Tolerance, program_tolerance
 from torch_ltc.program.instruction import Call, Program
 
-__all__ = ["Difference", "Ended", "compared", "difference", "undefined"]
-
 _UNWRITTEN = ("aten::empty", "aten::new_empty")
-# How many times as far as shaken inputs move it a result may be off.
+# A result may be off by this multiple of the movement that perturbed inputs cause.
 _MARGIN = 16
 # Results that say nothing: scratch memory, and random state that a kernel keeps for itself.
 _UNDEFINED = {
@@ -55,7 +53,7 @@ def _text(number: object) -> str:
 def difference(
     what: str, wanted: torch.Tensor, got: torch.Tensor, tolerance: Tolerance, slack: float = 0.0
 ) -> Difference | None:
-    """How `got` differs from `wanted` beyond the tolerance and `slack`; None if it does not. NaN is equal to NaN."""
+    """The difference of `got` from `wanted` beyond the tolerance and `slack`, if any. NaN is equal to NaN."""
     if wanted.numel() == 0 or torch.equal(wanted, got):
         return None
     left, right = comparable(wanted.detach()), comparable(got.detach())
@@ -88,15 +86,21 @@ def difference(
 
 Ended = tuple[Outcome, Sequence[Any]]
 """The outcome of a run, and its inputs as they are after it."""
+_Named = dict[str, tuple[torch.Tensor | None, str]]
 
 
 def compared(
-    program: Program, backend: Backend, wanted: Ended, got: Ended, shaken: Ended | None = None
+    program: Program, backend: Backend, wanted: Ended, got: Ended, perturbed: Callable[[], Ended]
 ) -> list[Difference]:
-    """All that differs between two runs. What also differs between the first and one on inputs that were `shaken`, is
-    rounding that the program makes large, as a division of two small numbers does: that much is allowed."""
+    """All that differs between two runs. The movement between the first and one on `perturbed`
+    inputs is rounding that the program makes large, as a division of two small numbers does: that much is allowed."""
     before, after = _tensors(program, wanted), _tensors(program, got)
-    moved = _tensors(program, shaken) if shaken is not None else {}
+    if not _differences(before, after, backend, {}):
+        return []
+    return _differences(before, after, backend, _tensors(program, perturbed()))
+
+
+def _differences(before: _Named, after: _Named, backend: Backend, moved: _Named) -> list[Difference]:
     found = []
     for what, (left, made) in before.items():
         right = after[what][0]
@@ -109,16 +113,16 @@ def compared(
 
 
 def _movement(wanted: torch.Tensor, moved: torch.Tensor | None) -> float:
-    """How far the numbers of a result have moved, with a margin."""
+    """The largest movement of the numbers of a result, with a margin."""
     if moved is None or not wanted.dtype.is_floating_point or not wanted.numel():
         return 0.0
     return _MARGIN * float((comparable(moved) - comparable(wanted)).abs().nan_to_num(0, 0, 0).max())
 
 
-def _tensors(program: Program, ended: Ended) -> dict[str, tuple[torch.Tensor | None, str]]:
-    """What a run has left, by name, with who made it."""
+def _tensors(program: Program, ended: Ended) -> _Named:
+    """The tensors after a run, by name, with their makers."""
     outcome, inputs = ended
-    found: dict[str, tuple[torch.Tensor | None, str]] = {}
+    found: _Named = {}
     makers = _makers(program)
     meaningless = undefined(program)
     for place, number in enumerate(program.outputs):

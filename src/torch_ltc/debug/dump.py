@@ -1,4 +1,4 @@
-"""Looking at programs: as text, as a dot graph, as the backend's own code, in a file at each sync, and side by side."""
+"""Programs as text, as a dot graph, as the backend's own code, in a file at each sync, and side by side."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from torch_ltc.record.call_site import current_source, is_user_file
 from torch_ltc.record.recorder import recorder
 
 _file_lock = threading.Lock()
-# Files that could not be written, and that the user was told of.
+# Files that could not be written, and that the user was warned of.
 _refused: set[str] = set()
 
 
@@ -66,14 +66,14 @@ def program_form(program: Program, form: str, numbers: list[object]) -> str:
     raise ValueError(f"there is no program format {form!r}; use 'text', 'dot' or 'backend'")
 
 
-def known_program(identity: int) -> Program:
-    """The program with this number, as events and reports name it. Raises LtcError when it is not kept any more."""
+def known_entry(identity: int) -> CachedProgram:
+    """The cached entry of the program with this number, as events and reports name it; raises LtcError when there is
+    none any more."""
     with recorder.lock:
         for node in recorder.tree.nodes():
             for entry in node.programs.values():
-                if entry.program.identity == identity:
-                    program: Program = entry.program
-                    return program
+                if isinstance(entry, CachedProgram) and entry.program.identity == identity:
+                    return entry
     raise LtcError(
         f"program {identity} is not known: it was never synced in this process, or it was dropped to make room",
         hint="torch_ltc.debug.dump_ir([tensor]) shows what is pending; the setting tree_bound says how much is kept",
@@ -81,7 +81,7 @@ def known_program(identity: int) -> Program:
 
 
 def diff(first: Program | int | torch.Tensor, second: Program | int | torch.Tensor, sources: Sources = "short") -> str:
-    """In what the second program differs from the first, as text, whatever numbers their values have. A program is
+    """The differences of the second program from the first, as text, whatever numbers their values have. A program is
     given as such, by its number, or by a tensor that is pending."""
     return difference_text(_program(first), _program(second), sources=sources)
 
@@ -89,12 +89,12 @@ def diff(first: Program | int | torch.Tensor, second: Program | int | torch.Tens
 def _program(which: Program | int | torch.Tensor) -> Program:
     if isinstance(which, torch.Tensor):
         return pending_program([which])
-    return known_program(which) if isinstance(which, int) else which
+    return known_entry(which).program if isinstance(which, int) else which
 
 
 def compilations() -> str:
-    """How many programs were compiled in this process and how many were loaded from files of earlier ones, and what is
-    being compiled now."""
+    """The number of programs compiled in this process and loaded from files of earlier ones, and those being compiled
+    now."""
     return "\n".join([summary(), *(f"being compiled or loaded: {title}" for title in compiling_now())])
 
 

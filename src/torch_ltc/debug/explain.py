@@ -34,7 +34,7 @@ class Text(str):
 
 
 def explain(about: torch.Tensor | int | None = None, *, last: Last | None = None) -> Text:
-    """Why programs were compiled: what was new in each, compared with the nearest one that was known, the user's line,
+    """Explain why programs were compiled: what was new in each, compared with the nearest known one, the user's line,
     and what to change.
 
     Without arguments, an overview of all compilations. With a tensor, the program that computes it; with a number, the

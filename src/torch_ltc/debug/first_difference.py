@@ -1,4 +1,4 @@
-"""The first thing in which a program differs from another one, in the user's terms."""
+"""The first difference between two programs, in the user's terms."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from torch_ltc.program.spec import Spec
 from torch_ltc.program.text import operand_text
 from torch_ltc.source import UNKNOWN, Source
 
-__all__ = ["Difference", "first_difference"]
-
 # Arguments whose change means that a module went from training to evaluation or back.
 _MODES = frozenset({"training", "train", "use_input_stats"})
 _SIZES = frozenset({"size", "sizes", "shape", "output_size", "input_size", "self_size", "length", "n"})
@@ -19,7 +17,7 @@ _SIZES = frozenset({"size", "sizes", "shape", "output_size", "input_size", "self
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """What differs: the short name of the cause, a sentence, and the user's line."""
+    """A difference: the short name of the cause, a sentence, and the user's line."""
 
     cause: str
     text: str

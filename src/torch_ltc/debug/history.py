@@ -1,4 +1,4 @@
-"""Keeps what happened, within bounds: the events of the pipeline, by program, line and time.
+"""Bounded history of the events of the pipeline, by program, line and time.
 
 One object for the process, `history`. It listens from the import of the package on; `recording()` gives everything as
 plain values. What it does per event is on the way of every sync, so that it is little: rows are made when asked for.
@@ -31,9 +31,9 @@ from torch_ltc.debug.recording import (
     SettingRow,
     Span,
     SyncRow,
+    versions,
 )
 from torch_ltc.debug.stats import Compilation, LineFigures, LineTable, ProgramFigures, merged
-from torch_ltc.debug.versions import versions
 from torch_ltc.events import (
     CompileEvent,
     ExecuteEvent,
@@ -72,7 +72,7 @@ recompiled = Hook[[Explanation, int, Source], None](
 
 
 class History:
-    """What happened in this process since the start, or since `clear`."""
+    """The events of this process since the start, or since `clear`."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -129,7 +129,7 @@ class History:
 
     @property
     def step(self) -> int:
-        """How many steps have ended: syncs after an optimizer, or, where there is none, explicit ones."""
+        """The number of steps that have ended: syncs after an optimizer, or, where there is none, explicit ones."""
         return self._optimizer_steps or self._explicit_steps
 
     # ---- events ---------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Stable ids of what `explain`, warnings and the doctor say, each with a paragraph of docs/messages.md.
+"""Stable ids of the messages of `explain`, warnings and the doctor, each with a paragraph of docs/messages.md.
 
 An id never changes its meaning and is never used again: users search for it.
 """
@@ -6,8 +6,6 @@ An id never changes its meaning and is never used again: users search for it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-__all__ = ["MESSAGES", "Message", "message"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +19,7 @@ class Message:
 
     @property
     def link(self) -> str:
-        """Where the documentation speaks of it."""
+        """Its paragraph in the documentation."""
         return f"docs/messages.md#{self.code.lower()}"
 
 

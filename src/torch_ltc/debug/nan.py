@@ -23,9 +23,9 @@ from torch_ltc.debug.messages import Message, message
 from torch_ltc.debug.replay import (
     MOST_SHOWN,
     Figures,
-    Kept,
     Operand,
     Replay,
+    SavedInputs,
     comparable,
     figures,
     operands,
@@ -41,8 +41,6 @@ from torch_ltc.lowering.interface import Arguments
 from torch_ltc.program.instruction import Call, Program, Value
 from torch_ltc.source import Source
 
-__all__ = ["Finder", "NonFinite", "find_nan", "finder"]
-
 _MADE = message(
     "LTC301",
     "non-finite",
@@ -57,8 +55,8 @@ _GIVEN = message(
 )
 
 _NAN, _INF = 1, 2
-# A program is searched so often without anything new, then no more.
-_MOST_VAIN = 8
+# A program is searched this often without anything new, then no more.
+_MOST_FRUITLESS = 8
 _MOST_ORIGINS = 1024
 
 # Calls that overwrite what they write to without reading it.
@@ -84,12 +82,12 @@ _ADVICE = {
 }
 
 
-# ---- what is found --------------------------------------------------------------------------------------------------
+# ---- findings --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class NonFinite:
-    """Where a NaN or an infinity came from.
+    """The origin of a NaN or an infinity.
 
     `op` made it out of `inputs`, at `source`; or, if `op` is empty, an input of the program held it already, which is
     then in `results`, `source` is the line that used it first, `position` its place among the inputs, and `origin` what
@@ -112,7 +110,7 @@ class NonFinite:
 
     @property
     def keys(self) -> set[tuple[str, Source]]:
-        """What is said once: this operation at this line, and where it came from."""
+        """The keys of what is reported once: this operation at this line, and its origin."""
         own = {(self.op, self.source)}
         return own if self.origin is None else own | self.origin.keys
 
@@ -144,7 +142,7 @@ class NonFinite:
 
 
 def _state(tensor: Any) -> int:
-    """Whether the tensor holds a NaN, an infinity, or both."""
+    """Flags for a tensor that holds a NaN, an infinity, or both."""
     if not isinstance(tensor, torch.Tensor) or not (tensor.dtype.is_floating_point or tensor.dtype.is_complex):
         return 0
     plain = comparable(tensor.detach())
@@ -169,7 +167,7 @@ def _any_suspect(tensors: Sequence[torch.Tensor]) -> bool:
 
 @dataclass(slots=True)
 class _Step:
-    """What the replay saw of one call: its operands before it, and what it made of them."""
+    """The replay of one call: its operands before it, and its results."""
 
     call: Call
     before: dict[int, int]
@@ -179,7 +177,7 @@ class _Step:
 
 @dataclass(slots=True)
 class _Sources:
-    """Where the search has arrived: places of calls, and roots of inputs."""
+    """The sources that the search has reached: places of calls, and roots of inputs."""
 
     calls: set[int] = field(default_factory=set)
     inputs: set[int] = field(default_factory=set)
@@ -226,7 +224,7 @@ class _Search:
             step.inputs = operands(call, values, self._arguments, shown, bad[0])
 
     def findings(self) -> list[NonFinite]:
-        """What made the results what they are: the first call, and the first input."""
+        """The causes of the results: the first call, and the first input."""
         calls: dict[int, NonFinite] = {}
         nan, inf = _Sources(), _Sources()
         results: list[Any] = self._outcome.results
@@ -271,7 +269,7 @@ class _Search:
                 sources.calls.add(place)
 
     def _nan_finding(self, place: int) -> tuple[NonFinite, int]:
-        """What to say of a call that made a NaN out of no NaN: if it was given infinities, who made those."""
+        """The finding on a call that made a NaN out of no NaN: if it was given infinities, the call that made those."""
         infinite = _Sources()
         for number, state in self._steps[place].before.items():
             if state & _INF:
@@ -320,24 +318,24 @@ def _overwritten(call: Call) -> set[int]:
     return {operand.number for name in out if isinstance(operand := call.kwargs[name], Value)}
 
 
-# ---- when it happens ------------------------------------------------------------------------------------------------
+# ---- around runs ------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True, eq=False)
-class _Hearer:
-    """Who is told, and what they know already."""
+class _Recipient:
+    """A recipient of findings, and those that it has."""
 
     findings: list[NonFinite] = field(default_factory=list)
     known: set[tuple[str, Source]] = field(default_factory=set)
-    vain: dict[int, int] = field(default_factory=dict)
+    fruitless: dict[int, int] = field(default_factory=dict)
 
 
 class Finder:
     """Looks at runs; keeps where the infinite memory of earlier runs came from."""
 
     def __init__(self) -> None:
-        self._everybody = _Hearer()
-        self.hearers: list[_Hearer] = []
+        self._everyone = _Recipient()
+        self.recipients: list[_Recipient] = []
         self._origins: dict[StorageWeakRef, NonFinite] = {}
 
     @contextmanager
@@ -346,33 +344,33 @@ class Finder:
         if run.check not in ("nan", "all"):
             yield
             return
-        kept = Kept(run.entry.program, run.arguments, run.entry.written_positions)
+        saved = SavedInputs(run.entry.program, run.arguments, run.entry.written_positions)
         yield
         try:
-            self._look(run, kept)
+            self._look(run, saved)
         except Exception as error:
             what = f"{type(error).__name__}: {error}"
             deferred.add_warning(
                 f"the search for NaN in program {run.entry.program.identity} failed: {what}", LtcWarning
             )
 
-    def _look(self, run: Run, kept: Kept) -> None:
+    def _look(self, run: Run, saved: SavedInputs) -> None:
         assert run.outcome is not None
         outcome, arguments, program = run.outcome, run.arguments, run.entry.program
         written = {position: arguments.held[position] for position in run.entry.written_positions} | outcome.replaced
         ends = [tensor for held in (*outcome.results, *written.values()) if (tensor := tensor_of(held)) is not None]
-        hearer = self.hearers[-1] if self.hearers else self._everybody
-        if hearer.vain.get(program.identity, 0) >= _MOST_VAIN or not _any_suspect(ends):
+        recipient = self.recipients[-1] if self.recipients else self._everyone
+        if recipient.fruitless.get(program.identity, 0) >= _MOST_FRUITLESS or not _any_suspect(ends):
             return
         after = arguments.generator.get_state() if program.random else None
         try:
-            search = _Search(program, kept.arguments())
+            search = _Search(program, saved.arguments())
             findings = [self._with_origin(finding, run) for finding in search.findings()]
         finally:
             if after is not None:
                 arguments.generator.set_state(after)
-        new = self._tell(hearer, findings)
-        hearer.vain[program.identity] = 0 if new else hearer.vain.get(program.identity, 0) + 1
+        new = self._report(recipient, findings)
+        recipient.fruitless[program.identity] = 0 if new else recipient.fruitless.get(program.identity, 0) + 1
         if findings:
             self._remember(ends, findings[0].origin or findings[0])
 
@@ -383,20 +381,20 @@ class Finder:
             return finding
         return replace(finding, origin=self._origins.get(StorageWeakRef(held.untyped_storage())))
 
-    def _tell(self, hearer: _Hearer, findings: list[NonFinite]) -> bool:
-        """Say what was not said before. Who was told of the origin need not hear of all that has come of it."""
-        new = [finding for finding in findings if not hearer.known.intersection(finding.keys)]
+    def _report(self, recipient: _Recipient, findings: list[NonFinite]) -> bool:
+        """Report new findings. A recipient of the origin gets none of its consequences."""
+        new = [finding for finding in findings if not recipient.known.intersection(finding.keys)]
         for finding in new:
-            hearer.known.update(finding.keys)
-            hearer.findings.append(finding)
+            recipient.known.update(finding.keys)
+            recipient.findings.append(finding)
             emit(NonFiniteEvent(finding.program, finding.op, finding.source, str(finding)))
-            if hearer is self._everybody:
+            if recipient is self._everyone:
                 deferred.add_warning(str(finding), NonFiniteWarning)
         return bool(new)
 
     def _remember(self, ends: list[torch.Tensor], finding: NonFinite) -> None:
         if len(self._origins) > _MOST_ORIGINS:
-            self._origins = {weak: kept for weak, kept in self._origins.items() if not weak.expired()}
+            self._origins = {weak: found for weak, found in self._origins.items() if not weak.expired()}
         for tensor in ends:
             if _state(tensor):
                 self._origins[StorageWeakRef(tensor.untyped_storage())] = finding
@@ -413,15 +411,15 @@ def find_nan(raises: bool = False) -> Iterator[list[NonFinite]]:
     What was recorded before the block and has not been synced is looked at, too. The results of the programs are as
     they would be without the search.
     """
-    hearer = _Hearer()
+    recipient = _Recipient()
     check = "all" if settings.check in ("validate", "all") else "nan"
     with settings.scope(check=check):
-        finder.hearers.append(hearer)
+        finder.recipients.append(recipient)
         try:
-            yield hearer.findings
+            yield recipient.findings
             sync(wait=True)
         finally:
             executor.drain()
-            finder.hearers.remove(hearer)
-    if raises and hearer.findings:
-        raise NonFiniteWarning(str(hearer.findings[0]))
+            finder.recipients.remove(recipient)
+    if raises and recipient.findings:
+        raise NonFiniteWarning(str(recipient.findings[0]))

@@ -1,4 +1,4 @@
-"""A recording: what is known of one run, as plain values that JSON takes.
+"""A recording of one run, as plain values that JSON takes.
 
 The report, the doctor, `explain` and the command line read recordings and nothing else, so that what they say of a
 process that is running they also say of one that has ended. `history` makes recordings.
@@ -7,16 +7,25 @@ process that is running they also say of one that has ended. `history` makes rec
 from __future__ import annotations
 
 import json
+import platform
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache
+from importlib import metadata
 from typing import Any, get_args, get_origin, get_type_hints
+
+import torch
 
 from torch_ltc.errors import RecordingError
 from torch_ltc.source import Source
 
 # Raised whenever a field changes its meaning; a file of another version is refused.
 FORMAT = 1
+# Fields that earlier versions wrote under another name.
+_RENAMED = {"elsewhere": "out_of_process"}
+# Packages that have a part in what programs do, where they are installed.
+_PACKAGES = ("numpy", "jax", "jaxlib", "triton", "transformers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +38,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Why a program was new, or was compiled again.
+    """The cause of a new program, or of another compilation.
 
     `code` is the stable message id, as "LTC104", which docs/debugging.md has a paragraph about; `cause` its short
     name, as "size". `nearest` is the known program that it resembles most (0: none), `difference` the first thing in
@@ -189,7 +198,7 @@ class SettingRow:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What the doctor found. `severity` is "error", "warning" or "hint"; `evidence` has the figures; `fix` what to do;
+    """A finding of the doctor. `severity` is "error", "warning" or "hint"; `evidence` has figures; `fix` the advice;
     `cost_s` an estimate of the time lost, 0 when unknown. `rule` is the rule's name, `code` its stable message id."""
 
     rule: str
@@ -226,11 +235,10 @@ class Recording:
     format: int = FORMAT
 
     def to_json(self) -> str:
-        """The recording as text that `from_json` reads. Lines of code stand in one table: programs name few of them,
-        often."""
-        sources = _Sources()
-        data = _plain(self, sources)
-        return json.dumps({**data, "sources": sources.rows}, separators=(",", ":"))
+        """The recording as text that `from_json` reads."""
+        values = PlainValues()
+        data = values.plain(self)
+        return json.dumps({**data, "sources": values.sources}, separators=(",", ":"))
 
 
 def from_json(text: str, name: str = "the recording") -> Recording:
@@ -256,32 +264,31 @@ def from_json(text: str, name: str = "the recording") -> Recording:
 _HINT = "write it again, with `python -m torch_ltc run SCRIPT` or LTC_REPORT=FILE.json"
 
 
-class _Sources:
-    """The table of lines, each once."""
+class PlainValues:
+    """Values as JSON takes them, with lines of code as positions in a table: programs name few of them, often."""
 
     def __init__(self) -> None:
-        self.rows: list[dict[str, Any]] = []
-        self._places: dict[Source, int] = {}
+        self.sources: list[Any] = []
+        self._positions: dict[Source, int] = {}
 
-    def place(self, source: Source) -> int:
-        """The place of a line in the table; what it refers to stands before it."""
-        known = self._places.get(source)
-        if known is None:
-            row = {item.name: _plain(getattr(source, item.name), self) for item in fields(source)}
-            known = self._places[source] = len(self.rows)
-            self.rows.append(row)
-        return known
+    def plain(self, value: Any) -> Any:
+        """`value` as JSON takes it."""
+        if isinstance(value, Source):
+            if value not in self._positions:
+                # Those that it refers to come first.
+                row = self.source_row(value)
+                self._positions[value] = len(self.sources)
+                self.sources.append(row)
+            return self._positions[value]
+        if is_dataclass(value):
+            return {item.name: self.plain(getattr(value, item.name)) for item in fields(value)}
+        if isinstance(value, (tuple, list)):
+            return [self.plain(item) for item in value]
+        return {str(key): self.plain(part) for key, part in value.items()} if isinstance(value, Mapping) else value
 
-
-def _plain(value: Any, sources: _Sources) -> Any:
-    """`value` as JSON takes it, lines as their places in the table."""
-    if isinstance(value, Source):
-        return sources.place(value)
-    if is_dataclass(value):
-        return {item.name: _plain(getattr(value, item.name), sources) for item in fields(value)}
-    if isinstance(value, (tuple, list)):
-        return [_plain(item, sources) for item in value]
-    return dict(value) if isinstance(value, Mapping) else value
+    def source_row(self, source: Source) -> Any:
+        """A line as a row of the table."""
+        return {item.name: self.plain(getattr(source, item.name)) for item in fields(source)}
 
 
 def _read(kind: Any, value: Any, sources: Sequence[Source]) -> Any:
@@ -292,7 +299,8 @@ def _read(kind: Any, value: Any, sources: Sequence[Source]) -> Any:
         hints = _hints(kind)
         if not isinstance(value, dict):
             raise TypeError(f"expected {kind}, got {value!r:.60}")
-        return kind(**{name: _read(hints[name], part, sources) for name, part in value.items() if name in hints})
+        named = {_RENAMED.get(name, name): part for name, part in value.items()}
+        return kind(**{name: _read(hints[name], part, sources) for name, part in named.items() if name in hints})
     parts = get_args(kind)
     if get_origin(kind) is tuple:
         if len(parts) == 2 and parts[1] is Ellipsis:
@@ -307,3 +315,19 @@ def _read(kind: Any, value: Any, sources: Sequence[Source]) -> Any:
 def _hints(kind: Any) -> dict[str, Any]:
     """The fields of a class and their types; asking takes long, and there are thousands of rows."""
     return get_type_hints(kind)
+
+
+def versions() -> dict[str, str]:
+    """Versions of the package, of PyTorch, of Python, of the system, and of packages that matter."""
+    # Asked of the package, which may be used without being installed.
+    own = str(getattr(sys.modules.get("torch_ltc"), "__version__", "unknown"))
+    found = {"torch_ltc": own, "torch": str(torch.__version__), "python": sys.version.split()[0]}
+    found["system"] = platform.platform()
+    for name in _PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    if torch.version.cuda is not None:
+        found["cuda"] = str(torch.version.cuda)
+    return found

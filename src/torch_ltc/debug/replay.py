@@ -1,4 +1,4 @@
-"""Running a program once more on the inputs of an earlier run: what the finders of NaN and of wrong backends stand on.
+"""Replay of a program on the inputs of an earlier run: the base of the finders of NaN and of wrong results.
 
 Owns copies of inputs, the random state that goes with them, a run call by call under observation, and the figures that
 describe a tensor in a message.
@@ -20,19 +20,6 @@ from torch_ltc.program.instruction import Call, Program, Scalar, Value
 from torch_ltc.program.spec import spec_of
 from torch_ltc.source import Source
 
-__all__ = [
-    "Figures",
-    "Kept",
-    "Operand",
-    "Replay",
-    "comparable",
-    "figures",
-    "operands",
-    "shake",
-    "source_of",
-    "tensor_of",
-]
-
 MOST_SHOWN = 4
 Observer = Callable[[int, Call, list[Any], Callable[[], None]], None]
 
@@ -45,11 +32,11 @@ def tensor_of(held: Held) -> torch.Tensor | None:
 
 
 def source_of(call: Call, arguments: Arguments) -> Source:
-    """Where the call was recorded this time, or the first time where that is not known."""
+    """The line that recorded the call this time, or the first time where that is not known."""
     return arguments.sources.get(id(call), call.source)
 
 
-class Kept:
+class SavedInputs:
     """The inputs of a run as they were before it, and the random state. Those that share memory with one of `positions`
     are copied; the others must be as they were whenever `arguments` is called."""
 
@@ -88,8 +75,8 @@ class Kept:
         return Arguments(held, given.scalars, given.generator, given.device, given.sources)
 
 
-def shake(arguments: Arguments) -> None:
-    """Change each floating-point input that may be written to by about the last bit of its numbers."""
+def perturb(arguments: Arguments) -> None:
+    """Perturb each floating-point input that may be written to by about the last bit of its numbers."""
     generator = torch.Generator().manual_seed(0)
     seen: set[int] = set()
     for tensor in arguments.inputs:
@@ -124,8 +111,8 @@ class Replay(Interpretation):
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What a message says of a tensor: its type and size as text, the range of its finite numbers (of their magnitudes,
-    if they are complex), and how many others there are."""
+    """The figures of a tensor in a message: its type and size as text, the range of its finite numbers (of their
+    magnitudes, if they are complex), and the number of others."""
 
     spec: str
     low: float
@@ -184,7 +171,7 @@ def comparable(tensor: torch.Tensor) -> torch.Tensor:
 def operands(
     call: Call, values: list[Any], arguments: Arguments, before: Mapping[int, Figures], bad: int
 ) -> tuple[Operand, ...]:
-    """What a message shows of the arguments: tensors and numbers; of lists what stands where the bad result does.
+    """The arguments as a message shows them: tensors and numbers; of lists what stands where the bad result does.
     `before` has the figures of what the call has written to meanwhile."""
     shown: list[Operand] = []
 
@@ -212,7 +199,7 @@ def operands(
 
 
 def _place_in_list(call: Call, number: int) -> int:
-    """Where the value stands in a list of results, or of operands that are written to; -1 where it does not."""
+    """The place of the value in a list of results, or of operands that are written to; -1 where there is none."""
     for part in (call.numbers, *(operand for operand in call.args if isinstance(operand, tuple))):
         numbers = [item.number if isinstance(item, Value) else item for item in part]
         if number >= 0 and number in numbers and len(numbers) > 1:

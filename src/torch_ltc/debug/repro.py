@@ -15,8 +15,9 @@ import torch
 from torch_ltc.compile.hooks import Failure, Run, current_run
 from torch_ltc.compile.program_cache import CachedProgram
 from torch_ltc.config import Origin, settings
-from torch_ltc.debug.replay import Kept, tensor_of
-from torch_ltc.debug.repro_script import Case, buffers_of, is_whole, script_text
+from torch_ltc.debug.dump import known_entry
+from torch_ltc.debug.replay import SavedInputs, tensor_of
+from torch_ltc.debug.repro_script import buffers_of, is_whole, script_text
 from torch_ltc.deferred import deferred
 from torch_ltc.errors import LtcError, LtcWarning
 from torch_ltc.execute.executor import executor
@@ -29,8 +30,6 @@ from torch_ltc.program.instruction import Input, Program, Scalar
 from torch_ltc.program.spec import spec_of
 from torch_ltc.record.buffer import buffer_of
 from torch_ltc.record.recorder import recorder
-
-__all__ = ["ReproPolicy", "dump_repro", "policy"]
 
 # Scripts that the policy writes in one process.
 _MOST_WRITTEN = 20
@@ -49,7 +48,7 @@ class _Facts:
     held: Sequence[Held | None]
     numbers: Sequence[object]
     state: torch.Tensor | None
-    said: str
+    origin: str
 
 
 # ---- which program --------------------------------------------------------------------------------------------------
@@ -68,18 +67,6 @@ def _remember(entry: CachedProgram) -> None:
 program_synced.add(_remember)
 
 
-def _known_entry(identity: int) -> CachedProgram:
-    with recorder.lock:
-        ahead = [recorder.tree.root]
-        while ahead:
-            node = ahead.pop()
-            for entry in node.programs.values():
-                if isinstance(entry, CachedProgram) and entry.program.identity == identity:
-                    return entry
-            ahead += node.children.values()
-    raise LtcError(f"no program {identity} is known", hint="it may have been dropped; give the Program, or a tensor")
-
-
 def _facts_of(program: int | Program | torch.Tensor | None) -> _Facts:
     if isinstance(program, torch.Tensor):
         return _pending_facts(program)
@@ -90,7 +77,7 @@ def _facts_of(program: int | Program | torch.Tensor | None) -> _Facts:
         return _facts_without_data(entry.program, entry.latest)
     if isinstance(program, Program):
         return _facts_without_data(program, ())
-    entry = _known_entry(program)
+    entry = known_entry(program)
     return _facts_without_data(entry.program, entry.latest)
 
 
@@ -129,7 +116,7 @@ def _pending_facts(tensor: torch.Tensor) -> _Facts:
 
 
 def _memory(views: Sequence[Input], tensor: torch.Tensor) -> torch.Tensor:
-    """What is saved of a buffer: the tensor as it is, or all of its memory."""
+    """The saved form of a buffer: the tensor as it is, or all of its memory."""
     if is_whole(views):
         spec = views[0].spec
         return torch.empty_strided(spec.size, spec.stride, dtype=spec.dtype).copy_(tensor)
@@ -161,7 +148,7 @@ def _saved_memory(facts: _Facts, max_bytes: int) -> dict[int, torch.Tensor]:
 
 def _header(facts: _Facts, backend: str, path: Path, error: str, made_up: int) -> list[str]:
     program = facts.program
-    inputs = facts.said
+    inputs = facts.origin
     if made_up and any(item is not None for item in facts.held):
         inputs += f", but {made_up} of {len(buffers_of(program))} made up from their sizes: too large, or lost"
     chosen = [name for name in settings.names() if settings.origin(name) is not Origin.DEFAULT]
@@ -185,27 +172,27 @@ def _write(facts: _Facts, path: Path, backend: str, error: str, max_bytes: int, 
     buffers = buffers_of(program)
     header = _header(facts, backend, path, error, len(buffers) - len(saved))
     chosen = [n for n in settings.names() if n not in _OWN_SETTINGS and settings.origin(n) is not Origin.DEFAULT]
-    case = Case(
+    text = script_text(
         program,
         facts.numbers,
-        backend,
-        frozenset(saved),
-        header,
-        {name: getattr(settings, name) for name in chosen},
-        seed,
-        _class_text(backend),
+        saved,
+        header=header,
+        backend=backend,
+        backend_class=_class_text(backend),
+        settings={name: getattr(settings, name) for name in chosen},
+        seed=seed,
     )
     state = facts.state
     if state is None and program.random:
         state = torch.Generator(program.device).manual_seed(seed).get_state()
     path.parent.mkdir(parents=True, exist_ok=True)
     torch.save(([saved.get(buffer) for buffer in buffers], state), path.with_suffix(".pt"))
-    path.write_text(script_text(case), encoding="utf-8")
+    path.write_text(text, encoding="utf-8")
     return path
 
 
 def _class_text(backend: str) -> str:
-    """What to import for a backend that only this process knows."""
+    """The import of a backend that only this process knows."""
     if registry.origin(backend) != "registered":
         return ""
     kind = type(registry.get(backend))
@@ -239,7 +226,7 @@ class ReproPolicy:
 
     def __init__(self) -> None:
         self._written: dict[tuple[int, str], str] = {}
-        self._kept: dict[int, Kept] = {}
+        self._inputs: dict[int, SavedInputs] = {}
         self._lock = threading.Lock()
 
     @contextmanager
@@ -248,13 +235,13 @@ class ReproPolicy:
         if not run.repro_dir:
             yield
             return
-        self._kept[id(run)] = Kept(run.entry.program, run.arguments, run.entry.written_positions)
+        self._inputs[id(run)] = SavedInputs(run.entry.program, run.arguments, run.entry.written_positions)
         try:
             yield
             for error in run.outcome.failures if run.outcome is not None else ():
                 self.failed(Failure(run.entry, run.backend, "call", error))
         finally:
-            del self._kept[id(run)]
+            del self._inputs[id(run)]
 
     def failed(self, failure: Failure) -> None:
         """Write a script, once for a program and stage, and name it in the error."""
@@ -282,9 +269,9 @@ class ReproPolicy:
         facts = _facts_without_data(program, failure.entry.latest)
         if run is not None:
             # Before it has run nothing is kept, and nothing was written to.
-            kept = self._kept.get(id(run)) or Kept(program, run.arguments, ())
-            said = "those of the run that failed"
-            facts = _Facts(program, kept.held, list(run.arguments.scalars), kept.state, said)
+            saved = self._inputs.get(id(run)) or SavedInputs(program, run.arguments, ())
+            origin = "those of the run that failed"
+            facts = _Facts(program, saved.held, list(run.arguments.scalars), saved.state, origin)
         return _write(facts, path, failure.backend.name, str(failure.error), _MOST_BYTES, 0)
 
 

@@ -3,30 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Container, Mapping, Sequence
+from functools import cache
+from importlib import resources
+from string import Template
 
 import torch
 
 from torch_ltc.program.instruction import Call, DeviceGenerator, Input, PhysicalDevice, Program, Scalar, Value
 from torch_ltc.program.spec import Spec
-
-__all__ = ["Case", "is_whole", "script_text"]
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """What a script repeats. `saved` are the numbers of the input buffers whose data lies beside it, as a tensor of its
-    own where `is_whole` says so, else as flat memory; the others are made up. `settings` are those to run with."""
-
-    program: Program
-    numbers: Sequence[object]
-    backend: str
-    saved: frozenset[int]
-    header: Sequence[str]
-    settings: Mapping[str, object] = field(default_factory=dict)
-    seed: int = 0
-    backend_class: str = ""
 
 
 def is_whole(views: Sequence[Input]) -> bool:
@@ -94,7 +79,7 @@ def _left_side(call: Call) -> str:
 
 
 def _layout_lines(call: Call) -> list[str]:
-    """Where PyTorch's kernel lays a result out in another way than the device does."""
+    """Lines for results that PyTorch's kernel lays out in another way than the device does."""
     lines = []
     for position in call.layout.copied or ():
         spec, number = call.flat_returns[position].spec, call.numbers[position]
@@ -103,8 +88,7 @@ def _layout_lines(call: Call) -> list[str]:
     return lines
 
 
-def _program_lines(case: Case) -> list[str]:
-    program = case.program
+def _program_lines(program: Program, numbers: Sequence[object]) -> list[str]:
     names = [f"v{instruction.number}" for instruction in program.inputs]
     lines = [f"{', '.join(names)} = inputs" if len(names) > 1 else f"[{''.join(names)}] = inputs"]
     before = ""
@@ -113,24 +97,24 @@ def _program_lines(case: Case) -> list[str]:
         if where != before:
             lines.append(f"# {where}")
         before = where
-        lines += [_call_line(call, case.numbers), *_layout_lines(call)]
+        lines += [_call_line(call, numbers), *_layout_lines(call)]
     return [*lines, f"return [{', '.join(f'v{number}' for number in program.outputs)}]"]
 
 
 # ---- inputs ---------------------------------------------------------------------------------------------------------
 
 
-def _geometry(spec: Spec) -> str:
+def _shape(spec: Spec) -> str:
     return f"{spec.dtype}, {spec.size}, {spec.stride}"
 
 
-def _buffer_lines(case: Case) -> list[str]:
+def _buffer_lines(program: Program, saved: Container[int]) -> list[str]:
     lines = []
-    for place, (buffer, views) in enumerate(buffers_of(case.program).items()):
-        if buffer in case.saved:
+    for place, (buffer, views) in enumerate(buffers_of(program).items()):
+        if buffer in saved:
             lines.append(f"SAVED[{place}].clone(),")
         elif is_whole(views):
-            lines.append(f"made({_geometry(views[0].spec)}, random),")
+            lines.append(f"made({_shape(views[0].spec)}, random),")
         else:
             dtype = views[0].spec.dtype
             nbytes = max(view.spec.extent() * view.spec.dtype.itemsize for view in views)
@@ -138,11 +122,11 @@ def _buffer_lines(case: Case) -> list[str]:
     return lines
 
 
-def _input_lines(case: Case) -> list[str]:
-    grouped = buffers_of(case.program)
+def _input_lines(program: Program) -> list[str]:
+    grouped = buffers_of(program)
     places = {buffer: place for place, buffer in enumerate(grouped)}
     lines = []
-    for instruction in case.program.inputs:
+    for instruction in program.inputs:
         spec, memory = instruction.spec, f"memory[{places[instruction.buffer]}]"
         text = memory
         if not is_whole(grouped[instruction.buffer]):
@@ -168,142 +152,35 @@ def _foreign(program: Program) -> list[str]:
     return [f"# Import here what defines the operators of torch.ops.{name}." for name in names]
 
 
-def script_text(case: Case) -> str:
-    """The whole script."""
-    header = "\n".join(case.header).replace("\\", "\\\\").replace('"""', "'''")
-    notes = _foreign(case.program)
-    if case.backend_class:
-        notes.append(f"# Register the backend here: {case.backend_class}")
-    return _SCRIPT.format(
-        header=header,
+@cache
+def _template() -> Template:
+    return Template(resources.files(__package__).joinpath("repro_script.txt").read_text(encoding="utf-8"))
+
+
+def script_text(
+    program: Program,
+    numbers: Sequence[object],
+    saved: Container[int],
+    *,
+    header: Sequence[str],
+    backend: str,
+    backend_class: str,
+    settings: Mapping[str, object],
+    seed: int,
+) -> str:
+    """A script that runs a program with these run-time numbers. `saved` are the input buffers with data beside it, as a
+    tensor of its own where `is_whole` says so, else as flat memory; the others are made up."""
+    notes = _foreign(program)
+    if backend_class:
+        notes.append(f"# Register the backend here: {backend_class}")
+    return _template().substitute(
+        header="\n".join(header).replace("\\", "\\\\").replace('"""', "'''"),
         notes="".join(f"{line}\n" for line in notes),
-        backend=case.backend,
-        device=case.program.device,
-        settings=dict(case.settings),
-        seed=case.seed,
-        program=_indented(_program_lines(case), 1),
-        buffers=_indented(_buffer_lines(case), 2),
-        inputs=_indented(_input_lines(case), 2),
+        backend=backend,
+        device=program.device,
+        settings=repr(dict(settings)),
+        seed=seed,
+        program=_indented(_program_lines(program, numbers), 1),
+        buffers=_indented(_buffer_lines(program, saved), 2),
+        inputs=_indented(_input_lines(program), 2),
     )
-
-
-_SCRIPT = '''"""{header}
-"""
-
-import sys
-import warnings
-from pathlib import Path
-
-import torch
-
-import torch_ltc
-from torch_ltc.debug.compare_runs import difference
-from torch_ltc.lowering.tolerance import program_tolerance
-
-{notes}BACKEND = "{backend}"
-DEVICE = torch.device("{device}")
-SETTINGS = {settings!r}
-SAVED, RANDOM_STATE = torch.load(Path(__file__).with_suffix(".pt"))
-
-
-def program(inputs, generator, device):
-    """The calls as they were recorded."""
-{program}
-
-
-def buffers():
-    """The memory behind the inputs, made anew."""
-    random = torch.Generator().manual_seed({seed})
-    return [
-{buffers}
-    ]
-
-
-def inputs_on(memory):
-    """The inputs as they see the memory."""
-    return [
-{inputs}
-    ]
-
-
-def made(dtype, size, stride, random):
-    """A tensor of made-up numbers: from 0 and 1 where they may be indices."""
-    value = torch.empty_strided(size, stride, dtype=dtype)
-    if dtype.is_floating_point or dtype.is_complex:
-        kind = torch.complex64 if dtype.is_complex else torch.float32
-        return value.copy_(torch.randn(size, dtype=kind, generator=random))
-    return value.copy_(torch.randint(0, 2, size, generator=random))
-
-
-def laid_out(value, size, stride):
-    """The value in memory as the device lays it out, where PyTorch's kernel has another way."""
-    if value.device.type == "ltc":
-        return value
-    return torch.empty_strided(size, stride, dtype=value.dtype, device=value.device).copy_(value)
-
-
-def in_eager():
-    """Results and memory after a run in eager PyTorch."""
-    memory = [each.to(DEVICE) for each in buffers()]
-    generator = torch.Generator(DEVICE)
-    if RANDOM_STATE is not None:
-        generator.set_state(RANDOM_STATE)
-    results = program(inputs_on(memory), generator, DEVICE)
-    return [each.cpu() for each in results], [each.cpu() for each in memory]
-
-
-def on_ltc():
-    """Results and memory after a run on the device."""
-    memory = [each.to("ltc") for each in buffers()]
-    inputs = inputs_on(memory)
-    if RANDOM_STATE is not None:
-        torch.ltc.set_rng_state(RANDOM_STATE)
-    torch_ltc.sync(wait=True)
-    results = program(inputs, None, torch.device("ltc"))
-    torch_ltc.sync(wait=True)
-    return [each.cpu() for each in results], [each.cpu() for each in memory]
-
-
-def attempt(name, run):
-    """What a run gives, or None if it fails."""
-    try:
-        return run()
-    except Exception as error:
-        print(f"{{name}} fails: {{type(error).__name__}}: {{error}}")
-        return None
-
-
-def compare(backend, wanted, got):
-    """Print what differs; how many tensors do."""
-    wrong = 0
-    for what, left, right in zip(("result", "memory"), wanted, got):
-        for place, (expected, actual) in enumerate(zip(left, right)):
-            found = difference(f"{{what}} {{place}}", expected, actual, program_tolerance(expected.dtype, {{}}))
-            wrong += found is not None
-            if found is not None:
-                print(found)
-    print(f"eager and {{backend}} differ" if wrong else f"eager and {{backend}} agree")
-    return wrong
-
-
-def main(backend=BACKEND):
-    """Run in eager and on the backend; 0 if they agree."""
-    refusals = []
-    stop = torch_ltc.events.subscribe(refusals.append, torch_ltc.events.RefusalEvent)
-    once = dict(tiers="off", cache_dir="off", check="off", repro_dir="")
-    try:
-        with torch_ltc.config.settings.scope(**SETTINGS, **once, backend=backend), warnings.catch_warnings():
-            warnings.simplefilter("ignore", torch_ltc.errors.BackendWarning)
-            wanted, got = attempt("eager", in_eager), attempt(backend, on_ltc)
-    finally:
-        stop()
-    for event in refusals:
-        print(f"{{backend}} refuses to {{event.stage}} it: {{event.reason}}")
-    if wanted is None or got is None:
-        return 1
-    return 1 if compare(backend, wanted, got) or refusals else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:2]))
-'''

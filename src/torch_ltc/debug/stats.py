@@ -1,4 +1,4 @@
-"""What the history counts: for each program, for each line of the user's, for each compilation."""
+"""Counters of the history: for each program, for each line of the user's, for each compilation."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ from torch_ltc.events import CompileEvent, LoadEvent, SyncReason
 from torch_ltc.program.instruction import Program
 from torch_ltc.source import UNKNOWN, Source
 
-__all__ = ["Compilation", "LineFigures", "LineTable", "ProgramFigures", "merged"]
-
 
 class ProgramFigures:
-    """What is known of one program."""
+    """The counters of one program."""
 
     __slots__ = (
         "identity", "program", "calls", "inputs", "outputs", "site", "reason", "syncs", "runs", "interpreted", "failed",

@@ -10,14 +10,10 @@ import json
 import os
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch_ltc.debug.history import history
 from torch_ltc.debug.recording import ProgramRow, Recording, Span
-from torch_ltc.source import Source
-
-__all__ = ["chrome_trace", "export_trace", "write_trace"]
 
 _PROCESS = 1
 _LANES = {"user": 100, "worker": 200, "compiler": 300}
@@ -36,7 +32,10 @@ def chrome_trace(recording: Recording) -> str:
     timed = [_complete(one, rows.get(one.span.program)) for one in placed]
     timed += _arrows(placed)
     timed += _steps(recording.spans)
-    timed += _memory(recording)
+    counter: _Event = {"name": "bytes in buffers", "ph": "C", "pid": _PROCESS}
+    timed += [
+        {**counter, "ts": _microseconds(at_s), "args": {"bytes": size}} for at_s, size in recording.memory.samples
+    ]
     # Stable, so that of two that begin together the longer one, which holds the other, comes first.
     timed.sort(key=lambda event: (event["ts"], -event.get("dur", 0.0)))
     trace = {
@@ -68,8 +67,7 @@ def _microseconds(seconds: float) -> float:
     return round(seconds * 1e6, 3)
 
 
-@dataclass(frozen=True, slots=True)
-class _Placed:
+class _Placed(NamedTuple):
     """A span on a thread of the trace; `end_s` is not later than that of the span that it lies in."""
 
     span: Span
@@ -106,8 +104,7 @@ def _free_thread(threads: list[list[float]], begin_s: float, end_s: float) -> in
 
 
 def _titles(recording: Recording, placed: Iterable[_Placed]) -> list[_Event]:
-    command = os.path.basename(recording.command[0]) if recording.command else ""
-    name = f"torch_ltc: {command}" if command else "torch_ltc"
+    name = ": ".join(["torch_ltc", *map(os.path.basename, recording.command[:1])])
     events: list[_Event] = [{"name": "process_name", "ph": "M", "pid": _PROCESS, "args": {"name": name}}]
     for thread, lane in sorted({one.thread: one.span.lane for one in placed}.items()):
         where: _Event = {"ph": "M", "pid": _PROCESS, "tid": thread}
@@ -120,16 +117,10 @@ def _titles(recording: Recording, placed: Iterable[_Placed]) -> list[_Event]:
 
 def _complete(placed: _Placed, row: ProgramRow | None) -> _Event:
     span = placed.span
-    told: _Event = {"step": span.step}
-    if span.program:
-        told["program"] = span.program
-    if span.label:
-        told["label"] = span.label
-    if span.size_bytes:
-        told["bytes"] = span.size_bytes
+    known = {"program": span.program, "label": span.label, "bytes": span.size_bytes}
+    details: _Event = {"step": span.step, **{name: value for name, value in known.items() if value}}
     if row is not None:
-        told["calls"] = row.calls
-        told["synced at"] = _line(row.site)
+        details |= {"calls": row.calls, "synced at": row.site.describe() if row.site.file else ""}
     return {
         "name": f"{span.kind} program {span.program}" if span.program else f"{span.kind} {span.label}".strip(),
         "cat": span.kind,
@@ -138,12 +129,8 @@ def _complete(placed: _Placed, row: ProgramRow | None) -> _Event:
         "dur": round(_microseconds(placed.end_s) - _microseconds(span.begin_s), 3),
         "pid": _PROCESS,
         "tid": placed.thread,
-        "args": told,
+        "args": details,
     }
-
-
-def _line(source: Source) -> str:
-    return source.describe() if source.file else ""
 
 
 def _arrows(placed: Iterable[_Placed]) -> list[_Event]:
@@ -173,11 +160,3 @@ def _steps(spans: Iterable[Span]) -> list[_Event]:
             first[span.step] = min(first.get(span.step, span.begin_s), span.begin_s)
     where: _Event = {"cat": "step", "ph": "i", "s": "p", "pid": _PROCESS, "tid": _LANES["user"]}
     return [{"name": f"step {step}", **where, "ts": _microseconds(begin)} for step, begin in first.items()]
-
-
-def _memory(recording: Recording) -> list[_Event]:
-    counter: _Event = {"name": "bytes in buffers", "ph": "C", "pid": _PROCESS}
-    return [
-        {**counter, "ts": _microseconds(seconds), "args": {"bytes": size_bytes}}
-        for seconds, size_bytes in recording.memory.samples
-    ]

@@ -1,4 +1,4 @@
-"""Testing a backend: does it compute what eager PyTorch computes, and how much of it does it take?
+"""Conformance tests of a backend against eager PyTorch, and its coverage of operators and semantics.
 
 `conformance(backend)` runs the suite and gives a `Report`; `python -m torch_ltc conformance NAME` prints one.
 """

@@ -1,6 +1,6 @@
 """Finding the backend to test: by name, as a class somewhere, or as an object.
 
-Owns the forms in which a backend may be named, and whether a worker process can find the same one again.
+Owns the forms in which a backend may be named, and the form in which a worker process finds the same one again.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def portable(given: Backend | type[Backend] | str) -> str | None:
 
 
 def _everywhere(backend: Backend) -> bool:
-    """Whether every process that imports the package has this backend."""
+    """True when every process that imports the package has this backend."""
     if type(backend).__module__.startswith(f"{PACKAGE}."):
         return True
     return backend.name in {each.name for each in importlib.metadata.entry_points(group=f"{PACKAGE}.backends")}

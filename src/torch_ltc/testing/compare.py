@@ -1,19 +1,19 @@
 """Comparing two outcomes of the same case: CPU eager's and the device's.
 
-Owns what counts as different and the words for it. Each difference is a `Difference` with one `What`; a case passes
+Owns the definition of a difference and its text. Each difference is a `Difference` with one `What`; a case passes
 when there are none.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
-from torch_ltc.lowering.tolerance import Tolerance
+from torch_ltc.lowering.tolerance import Tolerance, default_tolerance
 from torch_ltc.testing.outcome import Outcome, Snapshot
 from torch_ltc.testing.records import Difference, What
 
@@ -22,16 +22,16 @@ PLAIN_VALUES = (bool, int, float, complex, str, torch.dtype)
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """How strictly to compare."""
+    """The strictness of a comparison."""
 
     exact: bool
     """Values must be equal bit by bit, not only close."""
     device: str
-    """Where tensors must be that are on the CPU in eager."""
+    """The device of tensors that are on the CPU in eager."""
     uninitialized: bool = False
     """The operator leaves memory as it finds it: values say nothing."""
     tolerances: Mapping[torch.dtype, Tolerance] = field(default_factory=dict)
-    """How far values may be apart, for dtypes where it is not what `torch.testing` takes."""
+    """Relative and absolute tolerance, for dtypes where it is not that of `torch.testing`."""
 
 
 def differences(expected: Outcome, actual: Outcome, rules: Rules) -> list[Difference]:
@@ -68,30 +68,24 @@ def _snapshots(where: str, expected: list[Any], actual: list[Any], rules: Rules)
 
 
 def _trees(where: str, expected: Any, actual: Any, rules: Rules) -> Iterator[Difference]:
-    if type(expected) is not type(actual):
-        yield Difference(What.SHAPE, f"{where}: {_kind(actual)} instead of {_kind(expected)}")
-    elif isinstance(expected, Snapshot):
-        yield from _tensors(where, expected, actual, rules)
-    elif isinstance(expected, (list, tuple)):
-        if len(expected) != len(actual):
-            yield Difference(What.SHAPE, f"{where}: {len(actual)} items instead of {len(expected)}")
-            return
-        for position, (wanted, got) in enumerate(zip(expected, actual, strict=True)):
-            yield from _trees(f"{where}[{position}]", wanted, got, rules)
-    elif isinstance(expected, dict):
-        if expected.keys() != actual.keys():
-            yield Difference(What.SHAPE, f"{where}: keys {sorted(actual)} instead of {sorted(expected)}")
-            return
-        for key, wanted in expected.items():
-            yield from _trees(f"{where}[{key!r}]", wanted, actual[key], rules)
-    elif isinstance(expected, PLAIN_VALUES) and not rules.uninitialized and not _same_number(expected, actual, rules):
-        yield Difference(What.VALUE, f"{where}: number or text differs\n{actual!r} instead of {expected!r}")
+    wanted, nesting = pytree.tree_flatten_with_path(expected)
+    got, other = pytree.tree_flatten(actual)
+    if nesting != other:
+        yield Difference(What.SHAPE, f"{where}: {_kind(actual)} instead of {_kind(expected)}, or another nesting of it")
+        return
+    for (path, value), found in zip(wanted, got, strict=True):
+        place = f"{where}{pytree.keystr(path)}"
+        if type(value) is not type(found):
+            yield Difference(What.SHAPE, f"{place}: {_kind(found)} instead of {_kind(value)}")
+        elif isinstance(value, Snapshot):
+            yield from _tensors(place, value, found, rules)
+        elif isinstance(value, PLAIN_VALUES) and not rules.uninitialized and not _same_number(value, found, rules):
+            yield Difference(What.VALUE, f"{place}: number or text differs\n{found!r} instead of {value!r}")
 
 
 def _same_number(expected: Any, actual: Any, rules: Rules) -> bool:
     if isinstance(expected, (float, complex)):
-        wanted, got = torch.tensor(expected), torch.tensor(actual)
-        return _value_difference(wanted, got, rules) is None
+        return _value_difference(torch.tensor(expected), torch.tensor(actual), rules) is None
     return bool(expected == actual)
 
 
@@ -132,58 +126,30 @@ def _value_difference(expected: torch.Tensor, actual: torch.Tensor, rules: Rules
     """A sentence on how the values differ, or None if they are equal as far as the rules ask."""
     if expected.layout is not torch.strided:
         expected, actual = expected.to_dense(), actual.to_dense()
-    if _bits_equal(expected, actual):
-        return None
-    if rules.exact:
-        return _first_difference(expected, actual)
-    relative, absolute = rules.tolerances.get(expected.dtype, (None, None))
-    try:
-        torch.testing.assert_close(actual, expected, rtol=relative, atol=absolute, equal_nan=True)
-    except AssertionError as error:
-        return _worst_difference(expected, actual, str(error))
-    return None
-
-
-def _bits_equal(expected: torch.Tensor, actual: torch.Tensor) -> bool:
-    """Equal bit by bit, except that a NaN equals any NaN: processors do not promise its bits."""
-    if expected.numel() == 0:
-        return True
-    return bool(torch.equal(_bytes(expected), _bytes(actual))) or bool(_equal_mask(expected, actual).all())
-
-
-def _equal_mask(expected: torch.Tensor, actual: torch.Tensor) -> torch.Tensor:
-    """For each real number of the flat values, whether it is the same."""
-    if expected.dtype.is_complex:
+    if expected.dtype.is_complex and rules.exact:
         expected, actual = torch.view_as_real(expected), torch.view_as_real(actual)
-    size_bytes = expected.element_size()
-    same = (_bytes(expected).view(-1, size_bytes) == _bytes(actual).view(-1, size_bytes)).all(dim=1)
-    if expected.dtype.is_floating_point:
-        same |= expected.reshape(-1).isnan() & actual.reshape(-1).isnan()
-    return same
-
-
-def _bytes(values: torch.Tensor) -> torch.Tensor:
-    # Not reshape: a tensor of one element keeps whatever stride it has, and cannot be seen as bytes then.
-    return values.contiguous().as_strided((values.numel(),), (1,)).view(torch.uint8)
-
-
-def _worst_difference(expected: torch.Tensor, actual: torch.Tensor, message: str) -> str:
-    """One line on values that are not close: the largest difference, and how many there are."""
-    counted = re.search(r"Mismatched elements: (\d+) / (\d+)", message)
     wanted, got = expected.reshape(-1), actual.reshape(-1)
-    kind = torch.complex128 if expected.dtype.is_complex else torch.float64
-    apart = (got.to(kind) - wanted.to(kind)).abs()
+    if rules.exact:
+        same = _same_bits(wanted, got)
+    else:
+        relative, absolute = rules.tolerances.get(expected.dtype, default_tolerance(expected.dtype))
+        same = torch.isclose(got, wanted, rtol=relative, atol=absolute, equal_nan=True)
+    if bool(same.all()):
+        return None
+    wide = torch.complex128 if expected.dtype.is_complex else torch.float64
     # A NaN or an infinity on one side only is apart by a NaN: the worst there is.
-    one_sided = apart.isnan() & ~(got.isnan() & wanted.isnan()) & (got != wanted)
-    position = int(torch.where(one_sided, torch.inf, apart.nan_to_num(nan=0.0, posinf=0.0)).argmax())
-    count = f"{counted[1]} of {counted[2]} differ, the worst ({position}) is " if counted else ""
-    return f"{count}{got[position].item()!r} instead of {wanted[position].item()!r}"
+    apart = (got.to(wide) - wanted.to(wide)).abs().nan_to_num(nan=torch.inf)
+    worst = int(torch.where(same, -1.0, apart).argmax())
+    count = f"{int((~same).sum())} of {same.numel()} differ"
+    return f"{count}, the worst ({worst}) is {got[worst].item()!r} instead of {wanted[worst].item()!r}"
 
 
-def _first_difference(expected: torch.Tensor, actual: torch.Tensor) -> str:
-    same = _equal_mask(expected, actual)
-    if expected.dtype.is_complex:
-        expected, actual = torch.view_as_real(expected), torch.view_as_real(actual)
-    position = int((~same).nonzero()[0])
-    wanted, got = expected.reshape(-1)[position].item(), actual.reshape(-1)[position].item()
-    return f"{int((~same).sum())} of {same.numel()} differ, the first ({position}) is {got!r} instead of {wanted!r}"
+def _same_bits(expected: torch.Tensor, actual: torch.Tensor) -> torch.Tensor:
+    """Per element, equal bit by bit, except that a NaN equals any NaN: processors do not promise its bits."""
+    if expected.numel() == 0:
+        return torch.ones(0, dtype=torch.bool)
+    # Not contiguous(): a tensor of one element keeps whatever stride it has, and cannot be seen as bytes then.
+    copies = (each.clone(memory_format=torch.contiguous_format) for each in (expected, actual))
+    left, right = (each.view(torch.uint8).view(len(each), -1) for each in copies)
+    same = (left == right).all(dim=1)
+    return same | (expected.isnan() & actual.isnan()) if expected.dtype.is_floating_point else same

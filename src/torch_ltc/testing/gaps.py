@@ -1,4 +1,4 @@
-"""What is known to differ from eager, each with the reason: the device's own table, and how a backend's is read.
+"""Known differences from eager, each with the reason: the device's own table, and the reading of a backend's.
 
 A key is `OPERATOR`, `OPERATOR/DTYPE` or `OPERATOR/DTYPE/WHAT`, where WHAT is a value of `records.What`; of a semantics
 case it is `semantics/CASE` or `semantics/CASE/WHAT`. Each part may be a pattern as in `fnmatch`. A gap that no longer
@@ -48,11 +48,11 @@ class Gaps:
         return next((key for key in self.all() if _covers(key, name)), None)
 
     def reason(self, key: str) -> str:
-        """Why there is this gap."""
+        """The reason of a gap."""
         return self.all()[key]
 
     def concerns(self, key: str, unit: AnyUnit) -> bool:
-        """Whether the unit is one that could show the gap."""
+        """True for a unit that could show the gap."""
         # Eager compared with itself has no gaps to show.
         return unit.device != "cpu" and _covers(key, _name(unit, _parts(key)[-1]))
 

@@ -23,7 +23,7 @@ CASES_TOGETHER = 16
 
 
 class Joint(Enum):
-    """What came of several cases in one program."""
+    """The result of several cases in one program."""
 
     RIGHT = "every case equals eager"
     WRONG = "a case differs, or the program was refused"
@@ -38,7 +38,7 @@ def run_unit(unit: Unit, op: Any, probe: Probe, time_limit_s: float) -> Result:
     result = Result(unit)
     started_s = time.perf_counter()
     try:
-        cases = [case for sample in samples(op, unit) for case in sample.cases(probe.conformance_spec, probe.eager)]
+        cases = [case for sample in samples(op, unit) for case in sample.cases(probe.spec, probe.eager)]
     except Exception as error:
         found = Difference(What.HARNESS, f"samples could not be made: {describe(error)}")
         result.add(None, None, [found])

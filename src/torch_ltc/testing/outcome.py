@@ -1,4 +1,4 @@
-"""Running one case of an operator on a device, and what came of it.
+"""One run of a case of an operator on a device, and its outcome.
 
 Owns the order of a run (seed, call, backward, then read) and the record of it: an `Outcome` holds plain CPU data, so
 that two of them can be compared after both runs are over. Nothing is read before the backward pass is recorded: on a
@@ -9,7 +9,8 @@ read: they are then one program.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,13 +37,13 @@ class Snapshot:
     conjugate: bool
     negative: bool
     alias: int | None
-    """Which argument of the call it shares memory with: the first one, by position."""
+    """The position of the first argument that it shares memory with."""
     values: torch.Tensor
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What a run gave: results, arguments after it, gradients, or the error that each of them met."""
+    """The outcome of a run: results, arguments after it, gradients, or the error of each stage."""
 
     result: Any = None
     arguments: list[Snapshot] = field(default_factory=list)
@@ -50,26 +51,33 @@ class Outcome:
     forward_error: str | None = None
     backward_error: str | None = None
     refusal: str | None = None
-    """Why the backend would not compile the program, where that is what went wrong."""
+    """The backend's reason not to compile the program."""
 
-    def failed_forward(self, error: Exception) -> None:
-        """The call, or reading its results, raised this."""
-        self.forward_error = describe(error)
-        self._note_refusal(error)
+    @contextmanager
+    def forward(self) -> Iterator[None]:
+        """Around the call, and around reading its results: keeps the error."""
+        try:
+            yield
+        except Exception as error:
+            self.forward_error = self._described(error)
 
-    def failed_backward(self, error: Exception) -> None:
-        """The backward pass, or reading its results, raised this."""
-        self.backward_error = describe(error)
-        self._note_refusal(error)
+    @contextmanager
+    def backward(self) -> Iterator[None]:
+        """Around the backward pass, and around reading its results: keeps the error."""
+        try:
+            yield
+        except Exception as error:
+            self.backward_error = self._described(error)
 
-    def _note_refusal(self, error: Exception) -> None:
+    def _described(self, error: Exception) -> str:
         if isinstance(error, CompileError):
             self.refusal = first_line(str(error))
+        return describe(error)
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """How to make one call, apart from its arguments and its device."""
+    """A call without its arguments and its device."""
 
     function: Callable[..., Any]
     variant: Variant
@@ -101,36 +109,26 @@ def begin(call: Call, arguments: Arguments, device: str) -> Running:
     inputs = arguments.tensors()
     running = Running(Outcome(), leaves=[tensor for tensor in inputs if tensor.requires_grad])
     torch.manual_seed(call.seed)
-    try:
+    changed: list[torch.Tensor] = []
+    with running.outcome.forward():
         running.result, changed = _invoke(call, arguments)
-    except Exception as error:
-        running.outcome.failed_forward(error)
-        return running
     running.reachable = distinct([*inputs, *changed])
-    if call.differentiate and running.leaves:
-        try:
+    if call.differentiate and running.leaves and running.outcome.forward_error is None:
+        with running.outcome.backward():
             running.gradients = _gradients(call, running.result, running.leaves, device)
-        except Exception as error:
-            running.outcome.failed_backward(error)
     return running
 
 
 def finish(running: Running) -> Outcome:
     """Reads everything that the call gave."""
     outcome, reachable = running.outcome, running.reachable
-    if outcome.forward_error is not None:
-        return outcome
-    try:
-        outcome.result = transform(running.result, lambda leaf: _observed(leaf, reachable))
-        outcome.arguments = [snapshot(tensor, reachable) for tensor in reachable]
-    except Exception as error:
-        outcome.failed_forward(error)
-        return outcome
-    if outcome.backward_error is None:
-        try:
+    if outcome.forward_error is None:
+        with outcome.forward():
+            outcome.result = observed(running.result, reachable)
+            outcome.arguments = [snapshot(tensor, reachable) for tensor in reachable]
+    if outcome.forward_error is None and outcome.backward_error is None:
+        with outcome.backward():
             outcome.gradients = [None if each is None else snapshot(each, running.leaves) for each in running.gradients]
-        except Exception as error:
-            outcome.failed_backward(error)
     return outcome
 
 
@@ -161,8 +159,9 @@ def _cotangent(output: torch.Tensor, seed: int) -> torch.Tensor:
     return torch.randn(output.shape, generator=generator, dtype=dtype).to(output.dtype)
 
 
-def _observed(leaf: Any, inputs: list[torch.Tensor]) -> Any:
-    return snapshot(leaf, inputs) if isinstance(leaf, torch.Tensor) else leaf
+def observed(tree: Any, inputs: list[torch.Tensor]) -> Any:
+    """The same nesting with snapshots of its tensors."""
+    return transform(tree, lambda leaf: snapshot(leaf, inputs) if isinstance(leaf, torch.Tensor) else leaf)
 
 
 def snapshot(tensor: torch.Tensor, inputs: list[torch.Tensor]) -> Snapshot:
@@ -188,10 +187,8 @@ def snapshot(tensor: torch.Tensor, inputs: list[torch.Tensor]) -> Snapshot:
 
 def _alias(tensor: torch.Tensor, inputs: list[torch.Tensor]) -> int | None:
     key = storage_key(tensor)
-    for position, each in enumerate(inputs):
-        if is_strided(each) and storage_key(each) == key:
-            return position
-    return None
+    sharing = (place for place, each in enumerate(inputs) if is_strided(each) and storage_key(each) == key)
+    return next(sharing, None)
 
 
 def describe(error: BaseException) -> str:
@@ -201,5 +198,5 @@ def describe(error: BaseException) -> str:
 
 
 def first_line(refusal: str) -> str:
-    """Why a backend would not compile, in one line, without the line that recorded the call: it is this package's."""
+    """A backend's refusal in one line, without the line that recorded the call: it is this package's."""
     return RECORDED_AT.sub("", refusal.strip().splitlines()[0])

@@ -1,17 +1,18 @@
 """Fresh copies of an operator's sample inputs on a device.
 
-Owns what a copy keeps: sizes, strides, storage offset, which arguments share memory, which are the same object,
+A copy keeps sizes, strides, storage offset, which arguments share memory, which are the same object,
 conjugate and negative bits, and which of them ask for gradients. It knows nothing about operators or comparison.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from torch_ltc.pytorch.private import neg_view
 
@@ -32,17 +33,18 @@ class Arguments:
         return distinct(tensors_in((self.input, self.args, self.kwargs)))
 
 
+def leaves(tree: Any) -> Iterator[Any]:
+    """The leaves of nested containers and of slices in them, in order."""
+    for leaf in pytree.tree_leaves(tree):
+        if isinstance(leaf, slice):
+            yield from (leaf.start, leaf.stop, leaf.step)
+        else:
+            yield leaf
+
+
 def tensors_in(tree: Any) -> list[torch.Tensor]:
-    """The tensors of nested lists, tuples, dicts and slices, in order."""
-    found: list[torch.Tensor] = []
-
-    def visit(leaf: Any) -> Any:
-        if isinstance(leaf, torch.Tensor):
-            found.append(leaf)
-        return leaf
-
-    transform(tree, visit)
-    return found
+    """The tensors of nested containers, in order."""
+    return [leaf for leaf in leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
 def distinct(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -52,18 +54,11 @@ def distinct(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
 
 def transform(tree: Any, change: Callable[[Any], Any]) -> Any:
     """The same nesting with `change` applied to every leaf."""
-    if isinstance(tree, torch.Size):
-        return tree
-    if isinstance(tree, tuple):
-        items = [transform(item, change) for item in tree]
-        return type(tree)(*items) if hasattr(tree, "_fields") else tuple(items)
-    if isinstance(tree, list):
-        return [transform(item, change) for item in tree]
-    if isinstance(tree, dict):
-        return {key: transform(value, change) for key, value in tree.items()}
-    if isinstance(tree, slice):
-        return slice(*(transform(part, change) for part in (tree.start, tree.stop, tree.step)))
-    return change(tree)
+
+    def at_leaf(leaf: Any) -> Any:
+        return slice(*map(change, (leaf.start, leaf.stop, leaf.step))) if isinstance(leaf, slice) else change(leaf)
+
+    return pytree.tree_map(at_leaf, tree)
 
 
 def place(arguments: Arguments, device: str, *, rest_on_cpu: bool = False) -> Arguments:
@@ -78,7 +73,7 @@ def place(arguments: Arguments, device: str, *, rest_on_cpu: bool = False) -> Ar
 
 
 def is_strided(tensor: torch.Tensor) -> bool:
-    """Whether it has strides and one storage."""
+    """True for a tensor with strides and one storage."""
     return tensor.layout is torch.strided and not tensor.is_nested
 
 

@@ -1,4 +1,4 @@
-"""What the device did during a case, seen through its events.
+"""The activity of the device during a case, seen through its events.
 
 Owns the settings of a run: for "ltc" it chooses the backend and listens; for "cpu" (eager compared with itself, which
 tests the conformance run) there is nothing to choose. Also owns the judgement on fallbacks.
@@ -21,7 +21,6 @@ from torch_ltc.lowering.interface import Backend
 from torch_ltc.lowering.registry import registry
 from torch_ltc.pytorch.private import TorchDispatchMode
 from torch_ltc.record.buffer import physical_device
-from torch_ltc.testing.conformance_spec import ConformanceSpec, conformance_spec_of
 from torch_ltc.testing.outcome import describe, first_line
 from torch_ltc.testing.records import Difference, What
 
@@ -31,7 +30,7 @@ RUNS_PER_CASE = 2
 
 @dataclass(slots=True)
 class Activity:
-    """What happened on the device during one run of a case."""
+    """The activity of the device during one run of a case."""
 
     fallbacks: list[str] = field(default_factory=list)
     executed_by: list[str] = field(default_factory=list)
@@ -42,23 +41,22 @@ class Activity:
 
 
 class Probe:
-    """A device set up for a run; says what it did in each case. Made by `opened`."""
+    """A device set up for a run, and its activity in each case. Made by `opened`."""
 
     def __init__(self, device: str, backend: Backend | None) -> None:
         self.device = device
         self.backend = "" if backend is None else backend.name
-        self.conformance_spec = (
-            ConformanceSpec(exact_values=True, eager_random=True) if backend is None else conformance_spec_of(backend)
-        )
+        self.spec: Backend = backend or registry.reference
+        """Its attributes say how strictly to judge; eager compared with itself is held to the interpreter's."""
         self.eager = str(physical_device())
-        """Where eager computes what is expected: programs run there too."""
+        """The device on which eager computes the expected values: programs run there too."""
         self.compiles = backend is not None and backend is not registry.reference
         self._activity = Activity()
         self._refusals: dict[int, Difference] = {}
 
     @property
     def runs_per_case(self) -> int:
-        """How often a case runs on the device."""
+        """The number of runs of a case on the device."""
         return RUNS_PER_CASE if self.compiles else 1
 
     def settle(self) -> None:
@@ -81,7 +79,7 @@ class Probe:
         return []
 
     def take(self) -> Activity:
-        """What happened since the last call."""
+        """The activity since the last call."""
         activity, self._activity = self._activity, Activity()
         return activity
 
@@ -96,27 +94,22 @@ class Probe:
                 return [self._refusals.get(program, unknown)]
         return []
 
-    def on_fallback(self, event: events.FallbackEvent) -> None:
+    def on_event(self, event: events.Event) -> None:
         """Listener."""
-        # Sparse tensors live on the physical device by design: calls that take or make them run there.
-        if "strided" not in event.reason:
-            self._activity.fallbacks.append(event.op)
-
-    def on_execute(self, event: events.ExecuteEvent) -> None:
-        """Listener."""
-        if not event.failed:
-            self._activity.executed_by.append(event.backend)
-            self._activity.programs.append(event.program)
-
-    def on_refusal(self, event: events.RefusalEvent) -> None:
-        """Listener."""
-        # To take a program and then to fail with it is not to refuse it.
-        what = What.REFUSED if event.stage == "compile" else What.RAISES
-        self._refusals[event.program] = Difference(what, first_line(event.reason))
-
-    def on_mismatch(self, event: events.MismatchEvent) -> None:
-        """Listener."""
-        self._activity.mismatches.append(f"{event.op}: promised {event.inferred}, got {event.actual}")
+        activity = self._activity
+        match event:
+            # Sparse tensors live on the physical device by design: calls that take or make them run there.
+            case events.FallbackEvent() if "strided" not in event.reason:
+                activity.fallbacks.append(event.op)
+            case events.ExecuteEvent(failed=False):
+                activity.executed_by.append(event.backend)
+                activity.programs.append(event.program)
+            case events.RefusalEvent():
+                # To take a program and then to fail with it is not to refuse it.
+                what = What.REFUSED if event.stage == "compile" else What.RAISES
+                self._refusals[event.program] = Difference(what, first_line(event.reason))
+            case events.MismatchEvent():
+                activity.mismatches.append(f"{event.op}: promised {event.inferred}, got {event.actual}")
 
 
 @contextlib.contextmanager
@@ -126,19 +119,13 @@ def opened(device: str, backend: Backend | None) -> Iterator[Probe]:
     if backend is None:
         yield probe
         return
-    pairs: list[tuple[Callable[[Any], None], type]] = [
-        (probe.on_fallback, events.FallbackEvent),
-        (probe.on_execute, events.ExecuteEvent),
-        (probe.on_refusal, events.RefusalEvent),
-        (probe.on_mismatch, events.MismatchEvent),
-    ]
     with contextlib.ExitStack() as stack:
         stack.enter_context(settings.scope(**_settings(backend)))
         # Programs that this process knows may be compiled, or refused, already; and afterwards by this run.
         ir_cache.reset()
         stack.callback(ir_cache.reset)
-        for listener, kind in pairs:
-            stack.callback(events.subscribe(listener, kind))
+        kinds = (events.FallbackEvent, events.ExecuteEvent, events.RefusalEvent, events.MismatchEvent)
+        stack.callback(events.subscribe(probe.on_event, *kinds))
         stack.callback(probe.settle)
         yield probe
 
@@ -169,7 +156,7 @@ def unneeded_fallbacks(fallbacks: Iterable[str], run_eagerly: Callable[[], objec
 
 
 def is_dynamic(name: str) -> bool:
-    """Whether the operator's result has no shape before it runs: tagged so by PyTorch, or not a tensor at all."""
+    """True when the shape of the result depends on data: tagged so by PyTorch, or not a tensor at all."""
     namespace, _, rest = name.partition("::")
     base, _, overload_name = rest.partition(".")
     packet = getattr(getattr(torch.ops, namespace), base, None)

@@ -1,6 +1,6 @@
-"""The words and records of a conformance run, shared by the process that reports and the processes that run.
+"""The enums and records of a conformance run, shared by the process that reports and the processes that run.
 
-Owns no behaviour beyond counting: what is run stands in `operators` and `semantics`, what is printed in `report`.
+Counts, and nothing else: cases are run by `operators` and `semantics`, printed by `report`.
 """
 
 from __future__ import annotations
@@ -9,14 +9,12 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 DTYPES = ("float32", "bfloat16", "int64", "bool", "complex64")
-READY = "ready"
-"""What a worker process sends when it has loaded its backend."""
 FAILURES_KEPT = 60
 """More failures of one unit than this are counted, not described."""
 
 
 class Variant(Enum):
-    """In which form an operator is called."""
+    """The form of a call."""
 
     FUNCTION = "function"
     """With its arguments, forward and backward."""
@@ -27,10 +25,10 @@ class Variant(Enum):
 
 
 class What(Enum):
-    """What is wrong with a case."""
+    """Kinds of failure of a case."""
 
     VALUE = "value"
-    """A number differs: by one bit where the backend claims exact values, else by more than the tolerance."""
+    """A number differs: by one bit where the conformance spec says exact values, else by more than the tolerance."""
     DTYPE = "dtype"
     """Another element type."""
     SHAPE = "shape"
@@ -38,7 +36,7 @@ class What(Enum):
     STRIDE = "stride"
     """The same elements in another order in memory, or another layout, or another conjugate or negative bit."""
     OFFSET = "offset"
-    """A view that starts elsewhere in its storage."""
+    """A view that starts at another place in its storage."""
     ALIAS = "alias"
     """Shares memory where eager does not, or does not where eager does."""
     DEVICE = "device"
@@ -66,7 +64,7 @@ class What(Enum):
 
 
 class State(Enum):
-    """What a backend makes of an operator or a case, as the coverage table counts it."""
+    """The states of an operator or a case in the coverage table."""
 
     TAKEN = "taken"
     """Every program ran in the backend's own code, and everything equals eager."""
@@ -94,7 +92,7 @@ class Operator:
 
     name: str
     group: str
-    """Where the coverage table counts it."""
+    """Its group in the coverage table."""
     dtypes: tuple[str, ...]
     """Those of our dtypes that it takes on the CPU."""
 
@@ -146,7 +144,7 @@ class Failure:
 
 @dataclass(slots=True)
 class Result:
-    """What came of a unit."""
+    """The result of a unit."""
 
     unit: AnyUnit
     cases: int = 0
@@ -170,14 +168,14 @@ class Result:
 
     @property
     def covered(self) -> bool:
-        """Whether the backend takes the plain form of every sample; in-place forms and `out=` do not count."""
+        """True when the backend takes the plain form of every sample; in-place forms and `out=` do not count."""
         if self.state is not State.PARTLY:
             return self.state is State.TAKEN
         return all(failure.variant not in (None, Variant.FUNCTION.value) for failure in self.failures)
 
     @property
     def state(self) -> State:
-        """What the coverage table counts it as."""
+        """Its state in the coverage table."""
         kinds = {failure.what for failure in self.failures}
         if kinds - {What.REFUSED.value}:
             return State.WRONG

@@ -1,4 +1,4 @@
-"""What a conformance run found: as text, as JSON, as a verdict, and result by result.
+"""The report of a conformance run: as text, as JSON, as a verdict, and result by result.
 
 Owns the judgement of failures against the tables of known gaps, the grouping of failures by cause, and the coverage
 table.
@@ -33,7 +33,7 @@ class Group:
     line: str
     gap: str | None
     counts: bool
-    """Whether they fail the run: not if they are known gaps, nor if the backend may refuse programs."""
+    """They fail the run: not if they are known gaps, nor if the backend may refuse programs."""
     members: list[tuple[AnyUnit, Failure]] = field(default_factory=list)
 
     @property
@@ -43,7 +43,7 @@ class Group:
 
     @property
     def excused(self) -> bool:
-        """Whether it is only that the backend did not take the programs, as it may."""
+        """True when the backend refused the programs, as it may, and nothing else is wrong."""
         return self.what == What.REFUSED.value and not self.counts and self.gap is None
 
 
@@ -69,7 +69,7 @@ class Report:
 
     @property
     def passed(self) -> bool:
-        """Whether nothing is wrong that is not a known gap, and no known gap is gone."""
+        """True when nothing is wrong but known gaps, and no known gap is gone."""
         return not self.unexpected() and not self.vanished_gaps()
 
     def unexpected(self) -> list[Result]:
@@ -143,7 +143,7 @@ class Report:
             yield f"... and {len(groups) - len(shown)} more kinds of failures: --all shows everything"
 
     def _refusals(self, everything: bool) -> Iterator[str]:
-        """What the backend does not take, in short: a line for each reason."""
+        """The refused programs in short: a line for each reason."""
         groups = [] if everything else [group for group in self.groups() if group.excused]
         if groups:
             yield "not taken, by reason:"
@@ -226,7 +226,7 @@ def _operator_table(results: Sequence[Result]) -> Iterator[str]:
 
 
 def _taken(results: Sequence[Result]) -> str:
-    """How many are taken in their plain form, of those that give the backend something to compile."""
+    """The number taken in their plain form, of those that give the backend something to compile."""
     total = sum(each.state is not State.NOTHING for each in results)
     return f"{sum(each.covered for each in results)}/{total}" if total else "-"
 

@@ -6,18 +6,18 @@ Owns how a case is made (arguments, `out=` targets, what is compared), not how i
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from torch_ltc.lowering.interface import Backend
+from torch_ltc.lowering.tolerance import Tolerance, default_tolerance, larger
 from torch_ltc.testing.compare import Rules
-from torch_ltc.testing.conformance_spec import ConformanceSpec
 from torch_ltc.testing.outcome import Call, Outcome, Snapshot, run
-from torch_ltc.testing.placement import ARGUMENTS_ON_CPU, Arguments, place, transform
+from torch_ltc.testing.placement import ARGUMENTS_ON_CPU, Arguments, leaves, place
 from torch_ltc.testing.records import Unit, Variant
-from torch_ltc.testing.tolerance import tolerances
 
 UNINITIALIZED = frozenset({"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"})
 """Operators whose result holds what was in memory before."""
@@ -25,6 +25,14 @@ UNREPRODUCIBLE = frozenset({"linalg.lstsq", "linalg.lstsq.grad_oriented"})
 """Operators whose last bits differ from run to run in eager itself (seen with the driver gelsy): compared as close."""
 RESIZING = frozenset({"resize_", "resize_as_"})
 """Operators whose result holds what was in memory before where it is larger than their input."""
+
+COMPARING_TESTS = frozenset(
+    {"TestCommon", "TestConsistency", "TestDecomp", "TestEagerFusionOpInfo", "TestInductorOpInfo", "TestJit"}
+)
+"""PyTorch's test classes that compare an operator's kernel with another form of it. Those that compare with NumPy, or
+with a higher precision, allow for differences that two kernels of one precision do not have."""
+MOST_ABSOLUTE = 1e-2
+"""The database names absolute tolerances up to 0.7, meant for comparison with a higher precision."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +50,7 @@ class Case:
 
     @property
     def resizes(self) -> bool:
-        """Whether the call resizes a tensor that it is given."""
+        """True when the call resizes one of its arguments."""
         return self.variant is Variant.OUT and self.sample.index % 2 == 1
 
     def arguments(self, device: str) -> Arguments:
@@ -50,7 +58,7 @@ class Case:
         return self.sample.arguments(device, self.out)
 
     def run_eagerly(self) -> Outcome:
-        """What eager makes of the call."""
+        """The outcome in eager."""
         return run(self.call, self.arguments(self.eager), self.eager)
 
 
@@ -81,7 +89,7 @@ class Sample:
             getattr(torch, unit.dtype) in op.supported_backward_dtypes("cpu") and not unit.forward_only
         )
 
-    def cases(self, conformance_spec: ConformanceSpec, eager: str) -> Iterator[Case]:
+    def cases(self, spec: Backend, eager: str) -> Iterator[Case]:
         """The sample in every form that the unit asks for, with what eager makes of it on the device `eager`."""
         wanted = self.unit.variant
         reference = run(self._call(Variant.FUNCTION), self.arguments(eager), eager)
@@ -90,7 +98,7 @@ class Sample:
                 call = self._call(variant)
                 is_reference = variant is Variant.FUNCTION
                 expected = reference if is_reference else run(call, self.arguments(eager, out), eager)
-                yield Case(self, variant, call, out, expected, self._rules(variant, expected, conformance_spec), eager)
+                yield Case(self, variant, call, out, expected, self._rules(variant, expected, spec), eager)
 
     def arguments(self, device: str, out: Any = None) -> Arguments:
         """Fresh arguments on a device."""
@@ -118,25 +126,24 @@ class Sample:
             if out is not None:
                 yield Variant.OUT, out
 
-    def _rules(self, variant: Variant, expected: Outcome, conformance_spec: ConformanceSpec) -> Rules:
+    def _rules(self, variant: Variant, expected: Outcome, spec: Backend) -> Rules:
         return Rules(
-            exact=conformance_spec.exact_values and self.op.full_name not in UNREPRODUCIBLE,
+            exact=spec.exact_values and self.op.full_name not in UNREPRODUCIBLE,
             device=self.unit.device if variant is Variant.OUT or self._touches_device() else "cpu",
-            uninitialized=self._uninitialized(expected) or not conformance_spec.computes,
-            tolerances=tolerances(self.op, conformance_spec.tolerances),
+            uninitialized=self._uninitialized(expected) or not spec.computes,
+            tolerances=tolerances(self.op, spec.tolerances),
         )
 
     def _uninitialized(self, expected: Outcome) -> bool:
         return self.op.name in UNINITIALIZED or (self.op.name in RESIZING and self._grows(expected))
 
     def _touches_device(self) -> bool:
-        """Whether anything in the call names the device: a factory that is given none makes CPU tensors."""
-        leaves: list[Any] = []
-        transform((self._arguments.input, self._arguments.args, self._arguments.kwargs), leaves.append)
-        return any(isinstance(leaf, (torch.Tensor, torch.device)) or leaf == "cpu" for leaf in leaves)
+        """True when an argument names the device: a factory that is given none makes CPU tensors."""
+        found = leaves((self._arguments.input, self._arguments.args, self._arguments.kwargs))
+        return any(isinstance(leaf, (torch.Tensor, torch.device)) or leaf == "cpu" for leaf in found)
 
     def _grows(self, expected: Outcome) -> bool:
-        """Whether the first input is larger after the call: the new part of it was never written."""
+        """True when the first input is larger after the call: the new part of it was never written."""
         result = expected.result
         return isinstance(result, Snapshot) and result.values.numel() > self._arguments.input.numel()
 
@@ -156,3 +163,30 @@ def _out_tensor(like: Snapshot, resized: bool) -> torch.Tensor:
     if like.stride is None or 0 in like.stride or like.conjugate:
         return torch.ones(like.shape, dtype=like.dtype)
     return torch.empty_strided(like.shape, like.stride, dtype=like.dtype).fill_(1)
+
+
+def tolerances(op: Any, claimed: Mapping[torch.dtype, Tolerance]) -> dict[torch.dtype, Tolerance]:
+    """Per dtype what is allowed for an operator of the database; dtypes that have only the default are left out."""
+    found = {dtype: larger(default_tolerance(dtype), tolerance) for dtype, tolerance in claimed.items()}
+    for dtype, tolerance in _overrides(op):
+        found[dtype] = larger(found.get(dtype, default_tolerance(dtype)), tolerance)
+    return found
+
+
+def _overrides(op: Any) -> Iterator[tuple[torch.dtype, Tolerance]]:
+    """The tolerances in an operator's list of test decorators."""
+    for entry in op.decorators or ():
+        for decorator in _applicable(entry):
+            # Both decorators keep a dictionary `d`: of (absolute, relative), or of a number that is the absolute one.
+            for dtype, given in getattr(decorator, "d", {}).items():
+                absolute, relative = (given.atol, given.rtol) if hasattr(given, "atol") else (given, 0.0)
+                yield dtype, (relative, min(absolute, MOST_ABSOLUTE))
+
+
+def _applicable(entry: Any) -> tuple[Any, ...]:
+    """The decorators behind an entry: itself, or those that it holds for tests that compare on the CPU."""
+    if not hasattr(entry, "cls_name"):
+        return (entry,)
+    if entry.device_type not in (None, "cpu") or entry.cls_name not in {None, *COMPARING_TESTS}:
+        return ()
+    return tuple(entry.decorators)

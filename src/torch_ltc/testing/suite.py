@@ -1,4 +1,4 @@
-"""A conformance run: which units it has, where they run, and the report that comes of it.
+"""A conformance run: its units, the processes that they run in, and its report.
 
 Owns the choice of units and of processes. The command line and the tests are thin layers above this.
 """
@@ -15,10 +15,8 @@ import torch
 from torch_ltc.config import settings
 from torch_ltc.errors import LtcError
 from torch_ltc.lowering.interface import Backend
-from torch_ltc.testing import backends, child, workers
-from torch_ltc.testing.conformance_spec import conformance_spec_of
+from torch_ltc.testing import backends, workers
 from torch_ltc.testing.gaps import SEMANTICS, Gaps
-from torch_ltc.testing.quick import QUICK_DTYPES, QUICK_OPERATORS, QUICK_SAMPLES
 from torch_ltc.testing.records import DTYPES, AnyUnit, CaseUnit, Failure, Operator, Result, Unit, Variant
 from torch_ltc.testing.report import Report, name_of
 from torch_ltc.testing.semantics.table import table
@@ -26,6 +24,23 @@ from torch_ltc.testing.semantics.table import table
 CHUNK_SIZE = 100
 """Units of one worker process: large enough that starting it does not matter, small enough to bound its memory."""
 TIME_LIMIT_S = 300.0
+QUICK_DTYPES = ("float32", "int64")
+QUICK_SAMPLES = 2
+_QUICK_NAMES = """
+abs exp neg reciprocal sigmoid tanh to clone
+add mul sub div.no_rounding_mode pow maximum where lerp clamp
+eq lt logical_and bitwise_and floor_divide remainder
+sum mean amax argmax var any cumsum norm
+matmul mm bmm addmm linalg.inv
+cat stack split permute reshape expand transpose select slice flip
+index_select gather scatter_add index_put masked_fill sort topk __getitem__
+zeros_like full_like arange
+nn.functional.conv2d nn.functional.linear nn.functional.relu nn.functional.gelu softmax
+nn.functional.layer_norm nn.functional.batch_norm nn.functional.embedding nn.functional.cross_entropy
+nn.functional.dropout nn.functional.max_pool2d nn.functional.pad.constant
+"""
+QUICK_OPERATORS = frozenset(_QUICK_NAMES.split())
+"""The operators of a quick run: a few of each kind, the ones that models are made of."""
 
 Progress = Callable[[Result, int, int], None]
 """Called with each result, its number and how many there will be."""
@@ -33,7 +48,7 @@ Progress = Callable[[Result, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Which part of the conformance suite to run, and how."""
+    """The part of the conformance suite to run, and the way to run it."""
 
     only: Sequence[str] = ()
     """Operators by full name or pattern, semantics cases as `semantics/NAME`; all when empty."""
@@ -78,7 +93,7 @@ class Options:
 
     @property
     def complete(self) -> bool:
-        """Whether every sample of each operator that runs is run in every form."""
+        """True when every sample of each chosen operator runs in every form."""
         restricted = (self.max_samples, self.sample, self.variant)
         return all(each is None for each in restricted) and not self.quick and not self.forward_only
 
@@ -98,13 +113,17 @@ def conformance(
     units = select_units(chosen, reference or found.name)
     report = Report(
         backend=found.name,
-        gaps=Gaps(conformance_spec_of(found).known_gaps),
+        gaps=Gaps(found.known_gaps),
         command=lambda unit, failure: repeat_command(unit, failure, portable=reference is not None),
         complete=chosen.complete,
         strict=chosen.strict,
         title=f"backend {found.name} on {settings.device_type}, torch {torch.__version__}",
     )
-    results = _here(units, found, chosen) if reference is None or chosen.jobs == 0 else _run(units, chosen)
+    limit_s = chosen.time_limit_s
+    if reference is None or chosen.jobs == 0:
+        results = workers.run_here(units, None if chosen.device == "cpu" else found, limit_s)
+    else:
+        results = workers.run_units(units, jobs=chosen.jobs, chunk_size=chosen.chunk_size, time_limit_s=limit_s)
     for number, result in enumerate(results, 1):
         report.results.append(result)
         if progress is not None:
@@ -154,16 +173,8 @@ def _matches(name: str, patterns: Sequence[str]) -> bool:
     return not patterns or any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _here(units: Sequence[AnyUnit], backend: Backend, options: Options) -> Iterator[Result]:
-    return child.run_here(units, None if options.device == "cpu" else backend, options.time_limit_s)
-
-
-def _run(units: Sequence[AnyUnit], options: Options) -> Iterator[Result]:
-    return workers.run_units(units, jobs=options.jobs, chunk_size=options.chunk_size, time_limit_s=options.time_limit_s)
-
-
 def repeat_command(unit: AnyUnit, failure: Failure, *, portable: bool = True) -> str:
-    """What repeats one failure: a command line, or a call where only this process has the backend."""
+    """The command line that repeats one failure, or the call where only this process has the backend."""
     choices: dict[str, str | int | None] = {"only": name_of(unit)}
     if isinstance(unit, Unit):
         choices |= {"dtype": unit.dtype, "sample": failure.sample}

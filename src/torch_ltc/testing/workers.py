@@ -1,56 +1,77 @@
 """Worker processes of a conformance run: a unit that kills its process fails, the rest goes on.
 
-Owns processes, time limits and what is known about a death. Workers are forked from a server process that has imported
-what takes long, so that starting one costs little.
+Owns processes, their output and time limits, and the record of a death. Workers are forked from a server process that
+has imported what takes long, so that starting one costs little. PyTorch's database of operators is imported in workers
+alone.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import importlib
 import multiprocessing
 import os
 import sys
 import tempfile
 import time
+import warnings
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from multiprocessing.connection import wait
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import IO, Any
+
+import torch
 
 from torch_ltc.config import settings
 from torch_ltc.errors import LtcError
+from torch_ltc.lowering.interface import Backend
 from torch_ltc.pytorch.private import OPERATOR_DATABASE
+from torch_ltc.testing import backends
+from torch_ltc.testing.operators import run_unit
+from torch_ltc.testing.probe import Probe, opened
 from torch_ltc.testing.records import AnyUnit, Difference, Operator, Result, Unit, What
+from torch_ltc.testing.semantics.runner import run_case
 
 CONTEXT = multiprocessing.get_context("forkserver")
 
+LOAD_S = 60.0
+"""Seconds a worker may take to load its backend, beyond the time limit of a unit."""
 START_S = 90.0
-"""How long a worker may take to start, beyond the time limit of its first unit."""
+"""Seconds until the first message of a worker, beyond the time limit of its first unit."""
 GRACE_S = 20.0
-"""How much longer than the time limit the parent waits for a worker that should have ended itself."""
+"""Seconds beyond the time limit that the parent waits for a worker that should have ended itself."""
 LOG_LINES = 14
-"""How much of a dead process's log goes into its result."""
+"""Lines of a dead process's log in its result."""
 TIMEOUT = "Timeout ("
 FATAL = "Fatal Python error"
 WORKER_NAME = "torch_ltc-conformance"
+READY = "ready"
+"""The message of a worker that has loaded its backend."""
 
 
 def supported() -> list[Operator]:
     """The operators of PyTorch's database, in its order."""
     _prepare_server(OPERATOR_DATABASE)
-    receiving, sending = CONTEXT.Pipe(duplex=False)
-    process = CONTEXT.Process(target=_enter, args=("send_supported", sending), name=WORKER_NAME, daemon=True)
-    with _without_main():
-        process.start()
-    sending.close()
-    answer: list[Operator] | Exception = receiving.recv()
-    process.join()
-    if isinstance(answer, Exception):
-        raise answer
-    return answer
+    with _without_main(), ProcessPoolExecutor(1, CONTEXT) as pool:
+        return pool.submit(_operators).result()
+
+
+def _operators() -> list[Operator]:
+    found: list[Operator] = _database().supported()
+    return found
+
+
+def run_here(units: Sequence[AnyUnit], backend: Backend | None, time_limit_s: float) -> Iterator[Result]:
+    """Results of units of one backend, run in this process: for a debugger, or for a backend that exists only here."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with opened(units[0].device, backend or _backend(units[0])) as probe:
+            for unit in units:
+                yield _run(unit, probe, time_limit_s)
 
 
 def refuse_in_worker() -> None:
@@ -63,14 +84,7 @@ def refuse_in_worker() -> None:
 
 
 def run_units(units: Sequence[AnyUnit], *, jobs: int, chunk_size: int, time_limit_s: float) -> Iterator[Result]:
-    """Results of all units as they come, from at most `jobs` processes at once, `chunk_size` units in each.
-
-    With no jobs at all the units run in this process, one backend after the other: for a debugger.
-    """
-    if jobs == 0:
-        for chunk in _chunks(units, len(units)):
-            yield from _enter("run_here", chunk, None, time_limit_s)
-        return
+    """Results of all units as they come, from at most `jobs` processes at once, `chunk_size` units in each."""
     _prepare_server(OPERATOR_DATABASE if any(isinstance(unit, Unit) for unit in units) else "torch")
     chunks = deque(_chunks(units, chunk_size))
     running: list[_Worker] = []
@@ -93,14 +107,9 @@ def run_units(units: Sequence[AnyUnit], *, jobs: int, chunk_size: int, time_limi
 
 
 def _prepare_server(module: str) -> None:
-    """What the server imports when it starts, which it does once: the database only if it is wanted by then."""
+    """Have the server import this when it starts, which it does once."""
     # Not this package, which may start threads: they do not survive a fork. Nor anything that may touch CUDA.
     CONTEXT.set_forkserver_preload([module] if settings.device_type == "cpu" else [])
-
-
-def _enter(function: str, *arguments: Any) -> Any:
-    """Runs a function of the worker's module."""
-    return getattr(importlib.import_module("torch_ltc.testing.child"), function)(*arguments)
 
 
 def _chunks(units: Sequence[AnyUnit], size: int) -> Iterator[list[AnyUnit]]:
@@ -137,8 +146,8 @@ class _Worker:
         self._log = Path(path)
         self.connection, sending = CONTEXT.Pipe(duplex=False)
         physical = {"device_type": settings.device_type, "device_ordinal": settings.device_ordinal}
-        arguments = ("serve", sending, units, path, time_limit_s, physical)
-        self._process = CONTEXT.Process(target=_enter, args=arguments, name=WORKER_NAME, daemon=True)
+        arguments = (sending, units, path, time_limit_s, physical)
+        self._process = CONTEXT.Process(target=_serve, args=arguments, name=WORKER_NAME, daemon=True)
         with _without_main():
             self._process.start()
         sending.close()
@@ -193,3 +202,55 @@ def _last_words(log: Sequence[str]) -> str:
         if line.startswith((TIMEOUT, FATAL)):
             return "\n".join(log[number : number + LOG_LINES])
     return "\n".join(log[-LOG_LINES:])
+
+
+# ---- inside a worker ------------------------------------------------------------------------------------------------
+
+
+def _serve(
+    sending: Connection,
+    units: Sequence[AnyUnit],
+    log_path: str,
+    time_limit_s: float,
+    physical: Mapping[str, str | int],
+) -> None:
+    """The body of a worker: announces itself, then sends a result of each unit; a unit that takes too long ends the
+    process. `physical` are the settings that choose the physical device."""
+    log = _redirect_output(log_path)
+    faulthandler.enable(log)
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    # The first unit pays for loading the backend, and a backend may hang there too.
+    faulthandler.dump_traceback_later(time_limit_s + LOAD_S, exit=True, file=log)
+    with settings.scope(**physical), opened(units[0].device, _backend(units[0])) as probe:
+        sending.send(READY)
+        for unit in units:
+            log.seek(0)
+            log.truncate()
+            faulthandler.dump_traceback_later(time_limit_s, exit=True, file=log)
+            sending.send(_run(unit, probe, time_limit_s))
+    faulthandler.cancel_dump_traceback_later()
+
+
+def _backend(unit: AnyUnit) -> Backend | None:
+    return None if unit.device == "cpu" else backends.find(unit.backend)
+
+
+def _run(unit: AnyUnit, probe: Probe, time_limit_s: float) -> Result:
+    if isinstance(unit, Unit):
+        return run_unit(unit, _database().seeded(unit.operator), probe, time_limit_s)
+    return run_case(unit, probe)
+
+
+def _database() -> Any:
+    """PyTorch's database, imported late: semantics need neither it nor its packages."""
+    return importlib.import_module("torch_ltc.testing.database")
+
+
+def _redirect_output(path: str) -> IO[str]:
+    """Send all output of this process to a file: its last lines are the reason of its death."""
+    log = open(path, "w+", encoding="utf-8")  # noqa: SIM115 (open until the process ends)
+    os.dup2(log.fileno(), 1)
+    os.dup2(log.fileno(), 2)
+    sys.stdout = sys.stderr = log
+    return log

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from torch_ltc.debug.doctor.figures import (
     FEWEST_STEPS,
@@ -52,9 +53,10 @@ def _recompiles(recording: Recording, of_sizes: bool) -> Iterator[list[CompileRo
             yield rows
 
 
-def _severity(recording: Recording, rows: list[CompileRow]) -> Severity:
+def _recompiled(recording: Recording, rows: list[CompileRow], title: str, evidence: str) -> Symptom:
     took_s = sum(row.duration_s for row in rows)
-    return "warning" if share(took_s, active_s(recording)) >= _WORTH_A_WARNING else "hint"
+    severity: Severity = "warning" if share(took_s, active_s(recording)) >= _WORTH_A_WARNING else "hint"
+    return Symptom(title, evidence, rows[-1].explanation.source, cost_s=took_s, severity=severity)
 
 
 def _evidence(rows: list[CompileRow]) -> str:
@@ -75,14 +77,7 @@ def _evidence(rows: list[CompileRow]) -> str:
 def recompiling_size(recording: Recording) -> Iterator[Symptom]:
     """A size that keeps causing compilations."""
     for rows in _recompiles(recording, of_sizes=True):
-        last = rows[-1].explanation
-        yield Symptom(
-            "a size that changes is compiled again and again",
-            _evidence(rows),
-            last.source,
-            cost_s=sum(row.duration_s for row in rows),
-            severity=_severity(recording, rows),
-        )
+        yield _recompiled(recording, rows, "a size that changes is compiled again and again", _evidence(rows))
 
 
 @rule(
@@ -95,14 +90,8 @@ def recompiling(recording: Recording) -> Iterator[Symptom]:
     """Anything else that keeps causing compilations."""
     for rows in _recompiles(recording, of_sizes=False):
         last = rows[-1].explanation
-        yield Symptom(
-            f"programs are compiled again and again ({last.cause})",
-            f"{_evidence(rows)} ({last.code})",
-            last.source,
-            fix=last.advice,
-            cost_s=sum(row.duration_s for row in rows),
-            severity=_severity(recording, rows),
-        )
+        title = f"programs are compiled again and again ({last.cause})"
+        yield replace(_recompiled(recording, rows, title, f"{_evidence(rows)} ({last.code})"), fix=last.advice)
 
 
 @rule(

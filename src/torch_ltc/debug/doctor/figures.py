@@ -1,4 +1,4 @@
-"""How the doctor writes figures, and what it takes from recordings in more than one rule."""
+"""Figures of recordings that more than one rule uses, and their text."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def middle(values: Iterable[float]) -> float:
 
 
 def line_of(source: Source) -> tuple[str, int]:
-    """What tells two lines apart, whatever module ran there."""
+    """The key of a line, whatever module ran there."""
     return source.file, source.line
 
 

@@ -1,4 +1,4 @@
-"""Rules about how the run is cut into programs, and about what did not become part of one."""
+"""Rules about the cuts between programs, and about operations that are in none."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def failed_program(recording: Recording) -> Iterator[Symptom]:
     advice="Look at the operation and the line that are named, and at the ranges of its inputs.",
 )
 def not_finite(recording: Recording) -> Iterator[Symptom]:
-    """What the finder of NaN found, the first of each operation and line."""
+    """Findings of the NaN finder, the first of each operation and line."""
     for rows in grouped(recording.nonfinite, lambda row: (row.op, row.source)):
         row = rows[0]
         title = f"{row.op} made a NaN or an infinity" if row.op else "an input held a NaN or an infinity"

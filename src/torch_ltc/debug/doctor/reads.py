@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from torch_ltc.debug.doctor.figures import FEWEST_STEPS, active_s, percent, record_s, share
-from torch_ltc.debug.doctor.registry import Severity, Symptom, rule
+from torch_ltc.debug.doctor.registry import Find, Severity, Symptom, register_rule
 from torch_ltc.debug.recording import Recording, SyncRow
 from torch_ltc.formatting import count_text, duration_text, size_text
 
@@ -46,50 +46,44 @@ def _waiting(recording: Recording, row: SyncRow) -> str:
 
 
 def _gain_s(recording: Recording, row: SyncRow) -> float:
-    """What would overlap without the reads: the shorter of waiting and recording."""
+    """The time that would overlap without the reads: the shorter of waiting and recording."""
     return min(row.wait_s, record_s(recording))
 
 
-def _symptom(recording: Recording, row: SyncRow, title: str, evidence: str) -> Symptom:
-    severity: Severity = "warning" if share(row.wait_s, active_s(recording)) >= _WORTH_A_WARNING else "hint"
-    return Symptom(title, evidence, row.source, cost_s=_gain_s(recording, row), severity=severity)
+def _reads(reasons: Callable[[str], bool], title: str) -> Find:
+    """The rule that finds reads for these reasons in the loop."""
+
+    def find(recording: Recording) -> Iterator[Symptom]:
+        for row, evidence in reads_in_the_loop(recording, lambda row: reasons(row.reason)):
+            severity: Severity = "warning" if share(row.wait_s, active_s(recording)) >= _WORTH_A_WARNING else "hint"
+            copied = "" if row.reason in ("item", "print") else f"; {size_text(row.size_bytes)} were copied"
+            cost_s = _gain_s(recording, row)
+            yield Symptom(title, evidence + copied, row.source, cost_s=cost_s, severity=severity)
+
+    return find
 
 
-@rule(
+register_rule(
+    _reads(lambda reason: reason == "item", "a number is read in the loop"),
     "LTC201",
     "item in the loop",
     means="A number is read with item(), float() or an `if` in most steps of a loop. " + _MEANS,
     advice="Log it with torch_ltc.async_item(tensor) or from torch_ltc.add_step_closure(...), sum it up on the device "
     "and read the sum at the end, or read it every 10th step only.",
 )
-def item_in_the_loop(recording: Recording) -> Iterator[Symptom]:
-    """A number that is read in most steps."""
-    for row, evidence in reads_in_the_loop(recording, lambda row: row.reason == "item"):
-        yield _symptom(recording, row, "a number is read in the loop", evidence)
-
-
-@rule(
+register_rule(
+    _reads(lambda reason: reason == "print", "a tensor is printed in the loop"),
     "LTC202",
     "print in the loop",
     means="A tensor is printed or formatted in most steps of a loop. " + _MEANS,
     advice="Print from torch_ltc.add_step_closure(print, (tensor,), run_async=True), print every 10th step only, or "
     'set settings.tensor_repr = "pending", which shows shape and dtype without computing the values.',
 )
-def print_in_the_loop(recording: Recording) -> Iterator[Symptom]:
-    """A tensor that is printed in most steps."""
-    for row, evidence in reads_in_the_loop(recording, lambda row: row.reason == "print"):
-        yield _symptom(recording, row, "a tensor is printed in the loop", evidence)
-
-
-@rule(
+register_rule(
+    _reads(lambda reason: reason not in ("item", "print"), "a tensor is copied off the device in the loop"),
     "LTC203",
     "copy in the loop",
     means="A tensor is copied off the device with cpu(), tolist() or numpy() in most steps of a loop. " + _MEANS,
     advice="Compute what you need of it on the device and copy that at the end of the epoch, or copy from "
     "torch_ltc.add_step_closure(function, (tensor,), run_async=True).",
 )
-def copy_in_the_loop(recording: Recording) -> Iterator[Symptom]:
-    """A tensor that is copied off the device in most steps."""
-    for row, evidence in reads_in_the_loop(recording, lambda row: row.reason not in ("item", "print")):
-        copied = f"{evidence}; {size_text(row.size_bytes)} were copied"
-        yield _symptom(recording, row, "a tensor is copied off the device in the loop", copied)

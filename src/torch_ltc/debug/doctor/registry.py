@@ -15,8 +15,6 @@ from torch_ltc.debug.messages import MESSAGES, Message, message
 from torch_ltc.debug.recording import Finding, Recording
 from torch_ltc.source import UNKNOWN, Source
 
-__all__ = ["ENTRY_POINTS", "Rule", "Rules", "SEVERITIES", "Symptom", "register_rule", "rule", "rules"]
-
 ENTRY_POINTS = "torch_ltc.doctor_rules"
 
 Severity: TypeAlias = Literal["error", "warning", "hint"]
@@ -27,7 +25,7 @@ SEVERITIES: tuple[Severity, ...] = ("error", "warning", "hint")
 
 @dataclass(frozen=True, slots=True)
 class Symptom:
-    """What a rule yields: a `title` of a few words, `evidence` with figures, the user's line, and what to do.
+    """A yield of a rule: a `title` of a few words, `evidence` with figures, the user's line, and what to do.
 
     Without a `fix` the rule's advice is shown, without a `severity` it is the rule's. `cost_s` estimates the time that
     was lost at most, 0 when that is not known.
@@ -53,23 +51,24 @@ class Rule:
     find: Find
 
     def findings(self, recording: Recording) -> list[Finding]:
-        """What the rule finds in the recording; when it raises, that."""
+        """The findings of the rule in the recording; when it raises, a finding on that."""
         try:
-            return [self._finding(symptom) for symptom in self.find(recording)]
+            return [_finding(self.message, self.severity, symptom) for symptom in self.find(recording)]
         except Exception as error:
-            return [_broken_rule(self, error)]
+            return [_broken_rule(self.message, error)]
 
-    def _finding(self, symptom: Symptom) -> Finding:
-        return Finding(
-            rule=self.message.name,
-            code=self.message.code,
-            severity=symptom.severity or self.severity,
-            title=symptom.title,
-            evidence=symptom.evidence,
-            source=symptom.source,
-            fix=symptom.fix or self.message.advice,
-            cost_s=symptom.cost_s,
-        )
+
+def _finding(message: Message, severity: Severity, symptom: Symptom) -> Finding:
+    return Finding(
+        rule=message.name,
+        code=message.code,
+        severity=symptom.severity or severity,
+        title=symptom.title,
+        evidence=symptom.evidence,
+        source=symptom.source,
+        fix=symptom.fix or message.advice,
+        cost_s=symptom.cost_s,
+    )
 
 
 _PLUGIN = message(
@@ -87,17 +86,16 @@ _BROKEN = message(
 )
 
 
-def _broken_rule(broken: Rule, error: Exception) -> Finding:
+def _broken_rule(broken: Message, error: Exception) -> Finding:
     frame = traceback.extract_tb(error.__traceback__)[-1]
-    return Finding(
-        rule=_BROKEN.name,
-        code=_BROKEN.code,
-        severity="warning",
-        title=f"the rule '{broken.message.name}' failed",
-        evidence=f"{broken.message.code} raised {type(error).__name__}: {error}",
-        source=Source(frame.filename, frame.lineno or 0, frame.name),
-        fix=_BROKEN.advice,
-    )
+    raised = f"{broken.code} raised {type(error).__name__}: {error}"
+    source = Source(frame.filename, frame.lineno or 0, frame.name)
+    return _finding(_BROKEN, "warning", Symptom(f"the rule '{broken.name}' failed", raised, source))
+
+
+def _broken_plugin(entry: importlib.metadata.EntryPoint, error: Exception) -> Finding:
+    raised = f"importing {entry.value} raised {type(error).__name__}: {error}"
+    return _finding(_PLUGIN, "warning", Symptom(f"the doctor's plug-in '{entry.name}' could not be loaded", raised))
 
 
 class Rules:
@@ -140,18 +138,6 @@ class Rules:
                 except Exception as error:
                     self._not_loaded.append(_broken_plugin(entry, error))
         return self._not_loaded
-
-
-def _broken_plugin(entry: importlib.metadata.EntryPoint, error: Exception) -> Finding:
-    return Finding(
-        rule=_PLUGIN.name,
-        code=_PLUGIN.code,
-        severity="warning",
-        title=f"the doctor's plug-in '{entry.name}' could not be loaded",
-        evidence=f"importing {entry.value} raised {type(error).__name__}: {error}",
-        source=UNKNOWN,
-        fix=_PLUGIN.advice,
-    )
 
 
 rules = Rules()

@@ -22,8 +22,6 @@ from pathlib import Path
 from torch_ltc.debug.recording import Finding, Recording
 from torch_ltc.debug.report.compact import compact
 
-__all__ = ["Report", "report_html", "write_report"]
-
 # In this order, as one script: the later ones use the earlier ones' names.
 _SCRIPTS = (
     "values.js",

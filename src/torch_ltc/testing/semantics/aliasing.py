@@ -1,4 +1,4 @@
-"""Which tensors share memory, which do not, and writes to what was there before the program."""
+"""Memory that tensors share or do not share, and writes to the inputs of a program."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ def backend_changes(on: Stage) -> Any:
     view = weight[1]
     seen = []
     for number in range(6):
-        name = on.backend if number % 2 else registry.reference.name
+        name = on.backend.name if number % 2 else registry.reference.name
         with settings.scope(backend=name if on.lazy else settings.backend):
             product = weight @ weight.t()
             weight.mul_(0.5)

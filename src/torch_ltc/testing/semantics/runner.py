@@ -1,19 +1,18 @@
 """Running one semantics case on eager and on the device, and judging it.
 
-Owns the number of rounds and what is compared after each. Importing it fills the table.
+Owns the number of rounds and the comparison after each. Importing it fills the table.
 """
 
 from __future__ import annotations
 
 import time
-from typing import Any
 
 import torch
 
 from torch_ltc.errors import CompileError
 from torch_ltc.testing.compare import Rules, differences
-from torch_ltc.testing.outcome import Outcome, describe, first_line, snapshot
-from torch_ltc.testing.placement import distinct, tensors_in, transform
+from torch_ltc.testing.outcome import Outcome, describe, first_line, observed
+from torch_ltc.testing.placement import distinct, tensors_in
 from torch_ltc.testing.probe import Probe
 from torch_ltc.testing.records import CaseUnit, Difference, Result, What
 from torch_ltc.testing.semantics import (  # noqa: F401 (each adds its cases to the table)
@@ -29,7 +28,7 @@ from torch_ltc.testing.semantics import (  # noqa: F401 (each adds its cases to 
 from torch_ltc.testing.semantics.table import Case, SpecError, Stage, table
 
 ROUNDS = 3
-"""Enough that a program is compiled at its second sight and then runs once more."""
+"""Enough that a program is compiled at its second execution and then runs once more."""
 FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128)
 
 
@@ -54,9 +53,9 @@ def run_case(unit: CaseUnit, probe: Probe) -> Result:
 
 def _round(case: Case, number: int, probe: Probe, result: Result) -> list[Difference]:
     probe.settle()
-    expected = _observed(case, Stage(probe.eager, number, probe.conformance_spec, probe.backend))
+    expected = _observed(case, Stage(probe.eager, number, probe.spec))
     probe.take()
-    stage = Stage(probe.device, number, probe.conformance_spec, probe.backend)
+    stage = Stage(probe.device, number, probe.spec)
     try:
         actual = _observed(case, stage)
     except SpecError as error:
@@ -75,24 +74,19 @@ def _round(case: Case, number: int, probe: Probe, result: Result) -> list[Differ
 
 
 def _observed(case: Case, stage: Stage) -> Outcome:
-    """What the case gives, read; tensors of it that share memory are known by the first of them."""
+    """The values of the case, read; tensors that share memory are known by the first of them."""
     torch.manual_seed(stage.round)
     given = case.function(stage)
-    shared = distinct(tensors_in(given))
-
-    def observe(leaf: Any) -> Any:
-        return snapshot(leaf, shared) if isinstance(leaf, torch.Tensor) else leaf
-
-    return Outcome(result=transform(given, observe))
+    return Outcome(result=observed(given, distinct(tensors_in(given))))
 
 
 def _rules(case: Case, probe: Probe) -> Rules:
-    tolerances = dict(probe.conformance_spec.tolerances)
+    tolerances = dict(probe.spec.tolerances)
     if case.tolerance is not None:
         tolerances |= dict.fromkeys(FLOATING, case.tolerance)
     return Rules(
-        exact=probe.conformance_spec.exact_values,
+        exact=probe.spec.exact_values,
         device=probe.device,
-        uninitialized=not probe.conformance_spec.computes,
+        uninitialized=not probe.spec.computes,
         tolerances=tolerances,
     )

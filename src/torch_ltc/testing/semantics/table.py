@@ -15,8 +15,8 @@ import torch
 
 from torch_ltc import api
 from torch_ltc.errors import BackendError
+from torch_ltc.lowering.interface import Backend
 from torch_ltc.lowering.tolerance import Tolerance
-from torch_ltc.testing.conformance_spec import ConformanceSpec
 
 
 class SpecError(AssertionError):
@@ -25,17 +25,15 @@ class SpecError(AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Where a case runs: on which device, in which round, and what the backend claims."""
+    """The device and the round that a case runs in, and the backend under test."""
 
     device: str
     round: int
-    conformance_spec: ConformanceSpec
-    backend: str
-    """The name of the backend under test."""
+    backend: Backend
 
     @property
     def lazy(self) -> bool:
-        """Whether this is the device under test, not eager."""
+        """True on the device under test, False in eager."""
         return self.device == "ltc"
 
     def tensor(self, values: Any, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -54,7 +52,7 @@ class Stage:
 
     def claim(self, true: bool, otherwise: str) -> None:
         """Fail on the device with the message `otherwise` unless it is true."""
-        if self.lazy and self.conformance_spec.computes and not true:
+        if self.lazy and self.backend.computes and not true:
             raise SpecError(otherwise)
 
 

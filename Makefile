@@ -1,8 +1,9 @@
 # Each target sets up what it needs in one virtual environment, .venv; a second run starts at once.
 #
 #   make demo          train the example on the lazy device
-#   make test          run the tests, the slow ones left out
-#   make test-torch    run the same tests with another PyTorch, in an environment of its own: TORCH=2.15.0
+#   make test          run the tests, the slow ones left out, in two processes: WORKERS=2
+#   make test-slow     run the slow ones
+#   make test-torch    run the tests with another PyTorch, in an environment of its own: TORCH=2.15.0
 #   make test-browser  open reports in headless Chromium, which must be on the PATH
 #   make test-backends run the tests of Inductor and XLA too, which compile for minutes
 #   make conformance   run the conformance suite on a backend: BACKEND=inductor
@@ -21,24 +22,33 @@ VENV ?= .venv
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check --quiet
 RUN := $(VENV)/bin/python
 BACKEND ?= torchscript
+WORKERS ?= 2
 CONSTRAINTS := requirements/constraints.txt
+# Each of the processes has one core; the tests start hundreds more, which need not compile the package anew each time.
+TEST_ENV := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
 # Build requirements are in the environment already: an isolated build would download its own.
 INSTALL := $(PIP) install --no-build-isolation --constraint $(CONSTRAINTS)
 # An environment with another PyTorch: TORCH is its version, PYTHON the interpreter.
 TORCH ?= 2.15.0
 TORCH_VENV := .venv-torch-$(TORCH)$(if $(filter file,$(origin PYTHON)),,-$(notdir $(PYTHON)))
 
-.PHONY: demo test test-torch test-browser screenshots test-backends conformance check ops bench-trace bench bench-quick bench-gpu docs docs-examples clean
+.PHONY: demo test test-slow test-torch test-browser screenshots test-backends conformance check ops bench-trace bench bench-quick \
+	bench-gpu docs docs-examples clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/installed-demo
 	$(RUN) examples/digits.py
 
 test: $(VENV)/installed-test
-	$(RUN) -m pytest -m "not slow and not compilers and not browser" --durations=10 $(ARGS)
+	$(TEST_ENV) $(RUN) -m pytest -n $(WORKERS) --dist worksteal \
+		-m "not slow and not compilers and not browser" --durations=10 $(ARGS)
+
+test-slow: $(VENV)/installed-test
+	$(RUN) -m pytest -m "slow and not compilers and not browser" --durations=10 $(ARGS)
 
 test-torch: $(TORCH_VENV)/installed-test
-	$(TORCH_VENV)/bin/python -m pytest -m "not slow and not compilers and not browser" --durations=10 $(ARGS)
+	$(TEST_ENV) $(TORCH_VENV)/bin/python -m pytest -n $(WORKERS) --dist worksteal \
+		-m "not slow and not compilers and not browser" --durations=10 $(ARGS)
 
 test-browser: $(VENV)/installed-browser
 	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null || \

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 import torch_ltc
+from torch_ltc.debug.history import history
 from torch_ltc.debug.recording import Memory, ProgramRow, Recording, Span
 from torch_ltc.debug.timeline import chrome_trace, write_trace
 from torch_ltc.source import UNKNOWN, Source
@@ -176,6 +177,9 @@ def test_a_span_does_not_end_after_the_one_that_holds_it() -> None:
 
 
 def test_the_trace_of_this_process_has_a_run_and_an_arrow_for_a_sync(tmp_path: Path) -> None:
+    # Without what all tests before it have left, which takes many seconds to write.
+    torch_ltc.sync(wait=True)
+    history.clear()
     x = torch.ones(3).to("ltc")
     total = x.exp().sum().item()
     torch_ltc.wait_device_ops()

@@ -41,7 +41,7 @@ from torch_ltc.record.operator import DEFAULT, Kind, Operator
 from torch_ltc.record.path_values import PathValues
 from torch_ltc.record.result_specs import cache_result_specs
 from torch_ltc.shapes.inference import Inferred, OperandIndex, infer
-from torch_ltc.shapes.rules import quick
+from torch_ltc.shapes.rules import apply_rule
 
 aten = torch.ops.aten
 
@@ -436,7 +436,7 @@ class Recorder:
         if operator.rule is None:
             return None
         specs, groups = self.path_values.of(template.operands, groups=bool(operator.written))
-        return quick(operator.rule, template.asked, specs, groups)
+        return apply_rule(operator.rule, template.asked, specs, groups)
 
     def _ask(self, operator: Operator, values: tuple[Any, ...], specs: Sequence[Spec] | None) -> Returns:
         """What the call returns, asked of PyTorch."""

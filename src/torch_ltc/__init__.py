@@ -83,9 +83,9 @@ def __getattr__(name: str) -> object:
     raise AttributeError(f"module 'torch_ltc' has no attribute {name!r}")
 
 
-_registry.register(_InterpreterBackend(), reference=True, origin="in the box")
-_registry.register(_TorchScriptBackend(), origin="in the box")
-_registry.register(_NullBackend(), origin="in the box")
+_registry.register(_InterpreterBackend(), reference=True, origin="built-in")
+_registry.register(_TorchScriptBackend(), origin="built-in")
+_registry.register(_NullBackend(), origin="built-in")
 _registry.promise("inductor", "torch_ltc.backends.inductor:InductorBackend")
 _registry.promise("xla", "torch_ltc.backends.xla:XlaBackend")
 config.settings.watch("backend", lambda: _registry.check(config.settings.backend))

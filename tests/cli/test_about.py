@@ -70,7 +70,7 @@ def test_backends_as_data(capsys: Printed, monkeypatch: pytest.MonkeyPatch) -> N
         "name": "interpreter",
         "current": True,
         "default": False,
-        "origin": "in the box",
+        "origin": "built-in",
         "form": "recorded",
         "devices": ["CPU0"],
         "error": None,

@@ -144,7 +144,7 @@ def test_origin_says_where_a_backend_comes_from() -> None:
     own = Registry()
     own.register(Nothing)
     own.promise("gone", "torch_ltc.backends.gone:GoneBackend")
-    assert [own.origin(name) for name in ("nothing", "gone", "never")] == ["registered", "in the box", "unknown"]
+    assert [own.origin(name) for name in ("nothing", "gone", "never")] == ["registered", "built-in", "unknown"]
 
 
 PACKAGE = """

@@ -293,5 +293,6 @@ def _keep(job: CompileJob, request: CompileRequest, executable: Executable, data
             return
     if data is not None:
         # Compiled forms of one skeleton stand beside each other: they differ in constants, symbols or guards.
-        variant = f"{executable.fixed} {executable.sizes and executable.sizes.slots} {executable.guards}"
+        chosen = executable.specialization
+        variant = f"{executable.fixed} {chosen and chosen.slots} {executable.guards}"
         job.store.put(_key(job, request.program, request.sizes is None), variant, data)

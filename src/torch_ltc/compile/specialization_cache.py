@@ -292,9 +292,9 @@ class Specializations:
         """What an earlier process compiled and put into this file is there for this program, and for those that share
         it."""
         with self._lock:
-            entries = self._holder(entry, backend, executable.sizes is None).entries(backend)
+            entries = self._holder(entry, backend, executable.specialization is None).entries(backend)
             entries.files[path] = executable
-            if executable.sizes is not None and executable.sizes.symbols:
+            if executable.specialization is not None and executable.specialization.symbols:
                 entries.compiled.append(executable)
             else:
                 entries.compiled.insert(0, executable)
@@ -408,10 +408,10 @@ def _cache_miss(entries: _BackendEntries, entry: Entry, numbers: Sequence[object
         was = dict(executable.fixed)[slot]
         text = f"{number_text(program, slot)} was {was!r} and is now {numbers[slot]!r}"
         return CacheMiss("number", text, number_source(program, slot))
-    if executable.sizes is None:
+    if executable.specialization is None:
         return CacheMiss()
-    for slot in executable.sizes.mismatches(entry.values):
-        was = executable.sizes.slots[slot]
+    for slot in executable.specialization.mismatches(entry.values):
+        was = executable.specialization.slots[slot]
         kind, source = slot_source(program, slot)
         return CacheMiss(kind, f"{slot_text(program, slot)} was {was} and is now {entry.values[slot]}", source)
     broken = executable.broken_guard(entry.values)

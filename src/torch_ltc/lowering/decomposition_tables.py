@@ -46,7 +46,7 @@ def lerp(self: torch.Tensor, end: torch.Tensor, weight: float) -> Any:
 
 _OURS: dict[OpOverload, Callable[..., Any]] = dict(FORMULAS)
 # Small, exact, and in neither form core ATen: every backend is glad not to see them.
-_ALSO_TAKEN_APART = (
+_ALSO_DECOMPOSED = (
     aten._to_copy,
     aten.t,
     aten.unsafe_chunk,
@@ -65,19 +65,19 @@ _ALSO_TAKEN_APART = (
     aten.native_dropout_backward,
     aten.threshold_backward,
 )
-_KEPT_WHOLE = {aten._to_copy.default}
+_NOT_DECOMPOSED = {aten._to_copy.default}
 
 
 @cache
 def core_aten() -> Table:
     """PyTorch's core ATen decompositions, and a few more."""
     table: dict[OpOverload, Callable[..., Any]] = dict(core_aten_decompositions())
-    extra: Any = get_decompositions(_ALSO_TAKEN_APART)
+    extra: Any = get_decompositions(_ALSO_DECOMPOSED)
     table.update(extra)
     table.update(_list_operators())
     table.update(_OURS)
     table[aten.lerp.Scalar] = lerp
-    for op in _KEPT_WHOLE:
+    for op in _NOT_DECOMPOSED:
         table.pop(op, None)
     return table
 

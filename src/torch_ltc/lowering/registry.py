@@ -1,4 +1,4 @@
-"""Which backends exist, by name: those in the box, those registered by hand, and those that packages install."""
+"""Backends by name: built-in, registered by hand, or installed by packages."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Registry:
     def promise(self, name: str, path: str) -> None:
         """Add a backend that is imported when it is first asked for, from "package.module:Class"."""
         self._promised[name] = lambda: _imported(path)
-        self._origins[name] = "in the box"
+        self._origins[name] = "built-in"
 
     def unregister(self, name: str) -> None:
         """Forget a backend. Programs that it compiled go on."""

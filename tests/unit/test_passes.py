@@ -345,11 +345,11 @@ def test_passes_are_observed_one_by_one() -> None:
     assert [name for name, _ in seen] == ["functionalize", *(name for name, _ in PASSES)]
     assert dict(seen) == {
         "functionalize": 5,
-        "remove_dead_calls": 4,
+        "dce": 4,
         "fold_constants": 4,
-        "forward_copies": 3,
-        "share_common_calls": 2,
-        "remove_unused": 2,
+        "propagate_copies": 3,
+        "cse": 2,
+        "final_dce": 2,
     }
     assert len(form.program.calls) == 2
 
@@ -473,7 +473,7 @@ def test_calls_keep_their_lines() -> None:
 def symbolic(program: Program, *shapes: SymbolicShape) -> Program:
     """The program with these shapes of its first values, which look alike in the program that is compiled."""
     symbols = (Symbol("s0", 3, True), Symbol("s1", 3, True))
-    return replace(program, symbols=symbols, geometry=dict(enumerate(shapes)))
+    return replace(program, symbols=symbols, symbolic_shapes=dict(enumerate(shapes)))
 
 
 ROWS, COLUMNS = Size("s0", 3), Size("s1", 3)
@@ -491,5 +491,5 @@ def test_values_that_are_alike_for_some_symbols_only_stay_apart() -> None:
 def test_a_known_number_is_filled_in_for_all_symbols() -> None:
     program = functional(lambda x: torch.full((3,), 2.0, device=x.device).clone() + x, torch.ones(3))
     made = {number: SymbolicShape((ROWS,), (1,)) for number in range(program.values)}
-    after = fold_constants(replace(program, symbols=(Symbol("s0", 3, True),), geometry=made))
+    after = fold_constants(replace(program, symbols=(Symbol("s0", 3, True),), symbolic_shapes=made))
     assert [call.args[0] for call in after.calls if call.name == "aten::full"][-1] == (ROWS,)

@@ -108,7 +108,7 @@ def test_a_slot_is_named_with_its_line() -> None:
     assert texts[4].startswith("offset of input 0")
     assert texts[5].startswith("start of aten::slice.Tensor at ")
     assert texts[6].startswith("end of aten::slice.Tensor at ")
-    assert "test_skeleton.py" in texts[5]
+    assert "test_symbolic_key.py" in texts[5]
     assert input_slots(program)[:6] == [True] * 5 + [False]
     assert length_slots(program)[:6] == [True] * 4 + [False] * 2
 
@@ -119,7 +119,7 @@ def test_expressions_stand_in_the_slots() -> None:
     sizes = Specialization(("s0", 4, 4, 1, 0, "4*(s0)"), (Symbol("s0", 2, True),), (0,))
     made = specialize(program, sizes)
     assert made.symbols == sizes.symbols
-    assert made.geometry == {0: SymbolicShape((Size("s0", 2), 4), (4, 1), 0)}
+    assert made.symbolic_shapes == {0: SymbolicShape((Size("s0", 2), 4), (4, 1), 0)}
     assert made.calls[0].args[1] == (Size("4*(s0)", 8),)
     assert "aten::view(%0, [4*(s0)])" in program_text(made)
     assert specialize(program, Specialization((2, 4, 4, 1, 0, 8))) is program

@@ -106,5 +106,7 @@ def save_artifact(
             return
     if data is not None:
         # Executables of one symbolic key stand beside each other: they differ in constants, symbols or guards.
-        variant = f"{executable.fixed} {executable.sizes and executable.sizes.slots} {executable.guards}"
+        variant = (
+            f"{executable.fixed} {executable.specialization and executable.specialization.slots} {executable.guards}"
+        )
         context.store.put(context.key(request.program, request.specialization is None), variant, data)

@@ -368,7 +368,7 @@ class Specializations:
     def install_loaded(self, entry: CachedProgram, backend: Backend, path: str, executable: Executable) -> None:
         """Add an executable that was loaded from an artifact, for this program and those that share it."""
         with self._lock:
-            specialization = executable.sizes
+            specialization = executable.specialization
             entries = self._cache_for(entry, backend, specialization is None).entries(backend)
             entries.files[path] = executable
             entries.add(executable, specialization is not None and bool(specialization.symbols))
@@ -461,10 +461,10 @@ def _cache_miss(entries: _BackendEntries, entry: CachedProgram, numbers: Sequenc
         was = dict(executable.fixed)[slot]
         text = f"{number_text(program, slot)} was {was!r} and is now {numbers[slot]!r}"
         return CacheMiss("number", text, number_source(program, slot))
-    if executable.sizes is None:
+    if executable.specialization is None:
         return CacheMiss()
-    for slot in executable.sizes.mismatches(entry.values):
-        was = executable.sizes.slots[slot]
+    for slot in executable.specialization.mismatches(entry.values):
+        was = executable.specialization.slots[slot]
         kind, source = slot_source(program, slot)
         return CacheMiss(kind, f"{slot_text(program, slot)} was {was} and is now {entry.values[slot]}", source)
     broken = executable.broken_guard(entry.values)

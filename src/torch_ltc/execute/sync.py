@@ -35,8 +35,7 @@ from torch_ltc.lowering.backend_data import BackendData
 from torch_ltc.lowering.interface import Arguments, Held, Outcome
 from torch_ltc.lowering.kernel_call import laid_out
 from torch_ltc.program.instruction import Call, Program
-from torch_ltc.program.refcounts import held_elsewhere
-from torch_ltc.program.spec import Spec, keep_bounded, spec_of
+from torch_ltc.program.spec import Spec, held_elsewhere, keep_bounded, spec_of
 from torch_ltc.program.tree import Node
 from torch_ltc.pytorch.private import below_autograd
 from torch_ltc.pytorch.profiler_ranges import span

@@ -1,4 +1,4 @@
-"""Where data lives and what holds it: devices as backends name them, and handles on data."""
+"""Devices as backends name them, and handles on data."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def common_device(data: list[BackendData]) -> BackendDevice:
 
 
 class DataState(enum.Enum):
-    """What a handle holds."""
+    """The content of a handle."""
 
     PLACEHOLDER = "nothing yet: the result of a program that has not run"
     SCALAR = "one number, without memory on the device"
@@ -78,7 +78,7 @@ class DataState(enum.Enum):
 
 
 class BackendData:
-    """A handle on data of one device. Its geometry is known before it holds anything.
+    """A handle on data of one device. Its spec is known before it holds anything.
 
     A backend with arrays of its own derives from this: it keeps the array, and `tensor()` makes a PyTorch tensor of it
     when one is asked for.
@@ -106,7 +106,7 @@ class BackendData:
 
     @property
     def state(self) -> DataState:
-        """What the handle holds now."""
+        """The content of the handle now."""
         if self._held is None:
             return DataState.PLACEHOLDER
         return DataState.TENSOR if isinstance(self._held, torch.Tensor) else DataState.SCALAR
@@ -122,7 +122,7 @@ class BackendData:
         return self.spec.extent() * self.spec.dtype.itemsize
 
     def assign(self, other: BackendData) -> None:
-        """Hold what `other` holds. Raises when its geometry is another."""
+        """Hold what `other` holds. Raises when its size or dtype is another."""
         if other.spec.size != self.spec.size or other.spec.dtype is not self.spec.dtype:
             raise BackendError(f"a handle on {self.spec} cannot hold {other.spec}")
         if other.device != self.device:
@@ -147,7 +147,7 @@ class BackendData:
 
 
 def alias_physical(data: torch.Tensor, spec: Spec) -> torch.Tensor:
-    """A physical tensor of geometry `spec` on the storage of `data`."""
+    """A physical tensor of this spec on the storage of `data`."""
     tensor = torch.empty(0, dtype=spec.dtype, device=data.device)
     storage = data.untyped_storage()
     needed = spec.extent() * spec.dtype.itemsize

@@ -1,4 +1,4 @@
-"""Takes calls that were recorded whole apart again, for backends that run recorded programs without Python.
+"""Decomposes calls that were recorded as composites, for backends that run recorded programs without Python.
 
 The gradients of products are Python formulas: a backend that would call them one by one gets the calls they make.
 """
@@ -43,24 +43,24 @@ class _Writer:
         self._specs = program.specs()
 
     def names_sizes(self, call: Call) -> bool:
-        """True when its formula names sizes, which other programs of the same skeleton have others of."""
+        """True when its formula names sizes, which other programs of the same symbolic key have others of."""
         if call.op is not aten.linear_backward.default:
             return False
         mask: Any = call.args[3]
         return bool(mask[0] and not mask[1] and not is_folded(self._operand(call.args[0])))
 
-    def expand(self, whole: Call) -> Iterator[Call]:
-        """The calls that stand for `whole`, the last of which make its values."""
+    def expand(self, composite: Call) -> Iterator[Call]:
+        """The calls that stand for `composite`, the last of which make its values."""
         written: list[Call] = []
 
         def write(op: OpOverload, *args: Any) -> Shaped:
-            written.append(self._call(op, args, whole))
+            written.append(self._call(op, args, composite))
             [number] = written[-1].numbers
             return Shaped(number, self._specs[number])
 
-        given = [self._operand(arg) if isinstance(arg, Value) else arg for arg in whole.args]
-        results: list[Shaped | None] = list(FORMULAS[whole.op](*given, call=write))
-        made = {r.number: number for r, number in zip(results, whole.numbers, strict=True) if r is not None}
+        given = [self._operand(arg) if isinstance(arg, Value) else arg for arg in composite.args]
+        results: list[Shaped | None] = list(FORMULAS[composite.op](*given, call=write))
+        made = {r.number: number for r, number in zip(results, composite.numbers, strict=True) if r is not None}
         for call in written:
             yield _renumbered(call, made)
 
@@ -68,7 +68,7 @@ class _Writer:
         assert isinstance(value, Value)
         return Shaped(value.number, self._specs[value.number])
 
-    def _call(self, op: OpOverload, args: tuple[Any, ...], whole: Call) -> Call:
+    def _call(self, op: OpOverload, args: tuple[Any, ...], composite: Call) -> Call:
         operands = [arg for arg in args if isinstance(arg, Shaped)]
         specs = [operand.spec for operand in operands]
         places = iter(range(len(operands)))
@@ -89,7 +89,7 @@ class _Writer:
         numbers = tuple([operand.number for operand in operands])
         args_ = (*template, *positional)
         return Call(
-            op, args_, named, numbers, inferred.returns, number, whole.source, False, (number,), ObservedLayout()
+            op, args_, named, numbers, inferred.returns, number, composite.source, False, (number,), ObservedLayout()
         )
 
 
@@ -98,7 +98,7 @@ def _frozen(value: Any) -> Any:
 
 
 def _renumbered(call: Call, made: dict[int, int]) -> Call:
-    """The call with the value numbers of the whole call's results in place of its own."""
+    """The call with the value numbers of the composite call's results in place of its own."""
     [number] = call.numbers
     args = tuple([Value(made.get(a.number, a.number)) if isinstance(a, Value) else a for a in call.args])
     operands = tuple([made.get(operand, operand) for operand in call.operands])

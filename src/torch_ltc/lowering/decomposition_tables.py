@@ -73,7 +73,7 @@ def _added(self: torch.Tensor, product: torch.Tensor, beta: Any, alpha: Any) -> 
 
 _OURS: dict[OpOverload, Callable[..., Any]] = dict(FORMULAS)
 # Small, exact, and in neither form core ATen: every backend is glad not to see them.
-_ALSO_TAKEN_APART = (
+_ALSO_DECOMPOSED = (
     aten._to_copy,
     aten.t,
     aten.unsafe_chunk,
@@ -92,20 +92,20 @@ _ALSO_TAKEN_APART = (
     aten.native_dropout_backward,
     aten.threshold_backward,
 )
-_KEPT_WHOLE = {aten._to_copy.default}
+_NOT_DECOMPOSED = {aten._to_copy.default}
 
 
 @cache
 def core_aten() -> Table:
     """PyTorch's core ATen decompositions, and a few more."""
     table: dict[OpOverload, Callable[..., Any]] = dict(core_aten_decompositions())
-    extra: Any = get_decompositions(_ALSO_TAKEN_APART)
+    extra: Any = get_decompositions(_ALSO_DECOMPOSED)
     table.update(extra)
     table.update(_list_operators())
     table.update(_OURS)
     table[aten.lerp.Scalar] = lerp
     table[aten.addmm.default], table[aten.addmv.default] = addmm, addmv
-    for op in _KEPT_WHOLE:
+    for op in _NOT_DECOMPOSED:
         table.pop(op, None)
     return table
 

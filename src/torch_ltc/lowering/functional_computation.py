@@ -56,7 +56,7 @@ class FunctionalComputation(Computation):
         self.restored = () if self.keeps_inputs else inputs_at_risk(functional.program, functional.parameters)
         self._backend = backend.name
         # The classes of the handles that its functions have returned: data behind any other handle comes as a tensor.
-        self._handles: set[type] = backend.__dict__.setdefault("_handles", set())
+        self._handles = handles_of(backend)
         self._parts = parts
         self._pure = functional.program
         self._inputs = [i.number for i in functional.program.inputs]
@@ -85,7 +85,7 @@ class FunctionalComputation(Computation):
 
     @property
     def functions(self) -> list[ProgramFunction]:
-        """What the backend made, in the order in which it runs."""
+        """The backend's functions, in the order in which they run."""
         return [part.function for part in self._parts if part.function is not None]
 
     def to_string(self) -> str:
@@ -108,8 +108,7 @@ class FunctionalComputation(Computation):
         assert not isinstance(held, LtcError)
         if not parameter.flat:
             return held if type(held) in self._handles else _tensor(held)
-        tensor = held.tensor() if isinstance(held, BackendData) else held
-        return alias_physical(tensor, parameter.spec)
+        return alias_physical(_tensor(held), parameter.spec)
 
     def _run_part(self, compiled: CompiledPart, values: dict[int, Any], arguments: Arguments) -> None:
         part = compiled.part
@@ -155,6 +154,12 @@ class FunctionalComputation(Computation):
         return outcome
 
 
+def handles_of(backend: Backend) -> set[type]:
+    """The classes of the handles that the backend's functions have returned."""
+    found: set[type] = backend.__dict__.setdefault("_handles", set())
+    return found
+
+
 def _expected(program: Program) -> list[tuple[int, Spec]]:
     specs = program.specs()
     return [(number, specs[number]) for number in program.outputs]
@@ -172,7 +177,7 @@ def _is_whole(held: torch.Tensor | BackendData, spec: Spec) -> bool:
 
 
 class Memory:
-    """Which memory has an owner already."""
+    """Memory that has an owner already."""
 
     def __init__(self, held: list[Any]) -> None:
         self._known = {self._identity(item) for item in held}
@@ -252,4 +257,4 @@ def direct_text(call: Call) -> str:
     return f"# PyTorch's kernel: {call_text(call)}  # {call.source}"
 
 
-__all__ = ["CompiledPart", "FunctionalComputation", "Held", "direct_text", "inputs_at_risk"]
+__all__ = ["CompiledPart", "FunctionalComputation", "Held", "direct_text", "handles_of", "inputs_at_risk"]

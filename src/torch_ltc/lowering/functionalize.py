@@ -1,7 +1,7 @@
 """From a recorded program to a functional one: no writes, no views that matter, numbers as tensors, small operators.
 
 PyTorch does the work: the recorded calls run once on fake tensors under its own functionalization, and a dispatch mode
-below it takes operators apart with PyTorch's decompositions and writes down the pure calls that are left.
+below it decomposes operators with PyTorch's tables and writes down the pure calls that are left.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, reduce
 from importlib import import_module
 from typing import Any
 
@@ -17,9 +17,8 @@ import torch
 
 from torch_ltc.errors import CompileError, LtcError
 from torch_ltc.lowering.gil import yield_gil
-from torch_ltc.lowering.hints import hints_of
 from torch_ltc.lowering.kernel_call import flatten_results
-from torch_ltc.lowering.program_builder import Shape, Table, Writer, is_written
+from torch_ltc.lowering.program_builder import Shape, Table, Writer, hints_of, is_written
 from torch_ltc.lowering.scalar_inputs import NUMBER_SPECS, tensor_form
 from torch_ltc.program.instruction import (
     Call,
@@ -160,28 +159,24 @@ class _Tracer:
         guards = () if self._symbolic is None else self._symbolic.guards()
         return Functional(program, self._parameters, tuple(sorted(self._fixed.items())), guards)
 
-    def _geometry_of(self, number: int, spec: Spec) -> SymbolicShape:
+    def _symbolic_shape(self, number: int, spec: Spec) -> SymbolicShape:
         """Sizes, strides and offset of a recorded input, symbolic where they are."""
-        geometry = self._program.geometry.get(number)
-        if geometry is None or self._symbolic is None:
+        shape = self._program.symbolic_shapes.get(number)
+        if shape is None or self._symbolic is None:
             return SymbolicShape(spec.size, spec.stride, spec.offset)
-        whole = self._symbolic
-        return SymbolicShape(whole.all(geometry.size), whole.all(geometry.stride), whole.integer(geometry.offset))
+        symbols = self._symbolic
+        return SymbolicShape(symbols.all(shape.size), symbols.all(shape.stride), symbols.integer(shape.offset))
 
     def _shape_of(self, parameter: Parameter) -> tuple[Sequence[Any], Sequence[Any]]:
         inputs = self._program.inputs
         first = inputs[parameter.position]
         if not parameter.flat:
-            geometry = self._geometry_of(first.number, first.spec)
-            return geometry.size, geometry.stride
+            shape = self._symbolic_shape(first.number, first.spec)
+            return shape.size, shape.stride
         if self._symbolic is None:
             return parameter.spec.size, parameter.spec.stride
-        seen = [self._geometry_of(i.number, i.spec) for i in inputs if i.buffer == first.buffer]
-        extents = [_extent(geometry) for geometry in seen]
-        extent = extents[0]
-        for other in extents[1:]:
-            extent = torch.sym_max(extent, other)
-        return (extent,), (1,)
+        seen = [self._symbolic_shape(i.number, i.spec) for i in inputs if i.buffer == first.buffer]
+        return (reduce(torch.sym_max, map(_extent, seen)),), (1,)
 
     def _tensor_slots(self) -> list[int]:
         """Slots that vary and that every call can take as a tensor."""
@@ -198,7 +193,7 @@ class _Tracer:
             parameter, tensor = of_buffer[instruction.buffer]
             if parameter.flat:
                 spec = instruction.spec
-                shape = self._geometry_of(instruction.number, spec)
+                shape = self._symbolic_shape(instruction.number, spec)
                 tensor = aten.as_strided.default(tensor, shape.size, shape.stride, shape.offset)
                 tensor = aten._conj.default(tensor) if spec.conj else tensor
                 tensor = aten._neg_view.default(tensor) if spec.neg else tensor
@@ -215,13 +210,13 @@ class _Tracer:
             self._draw(call, args, kwargs)
             return
         run = _declared(call)
-        if any(slot in self._slots for slot in scalar_slots(call)):
+        numbered = any(slot in self._slots for slot in scalar_slots(call))
+        if numbered:
             form = tensor_form(call.op)
             assert form is not None
             run = form
         mark = self._writer.mark()
         results = flatten_results(run(*args, **kwargs), call)
-        numbered = any(slot in self._slots for slot in scalar_slots(call))
         if not call.mutated and not numbered and not all(map(_fits, call.flat_returns, results)):
             # Fake kernels that do not know the real one's sizes: the record does.
             self._writer.roll_back(mark)
@@ -322,10 +317,10 @@ def _symbolic_sizes(program: Program) -> Any:
     return import_module("torch_ltc.lowering.symbolic").SymbolicSizes(program.symbols)
 
 
-def _extent(geometry: SymbolicShape) -> Any:
-    """Number of storage elements that a tensor of this geometry reaches. It is not empty."""
-    sizes: Any = zip(geometry.size, geometry.stride, strict=True)
-    return geometry.offset + 1 + sum((n - 1) * s for n, s in sizes)
+def _extent(shape: SymbolicShape) -> Any:
+    """Number of storage elements that a tensor of this shape reaches. It is not empty."""
+    sizes: Any = zip(shape.size, shape.stride, strict=True)
+    return shape.offset + 1 + sum((n - 1) * s for n, s in sizes)
 
 
 def _depends_on_symbols(values: Sequence[Any]) -> bool:
@@ -354,7 +349,7 @@ def _declared(call: Call) -> Callable[..., Any]:
         return _polygamma_
     if call.op is aten.native_batch_norm.default:
         plain = isinstance(call.args[3], Value)
-        return _batch_norm if plain else _batch_norm_without_statistics
+        return aten._native_batch_norm_legit.default if plain else _batch_norm_without_statistics
     undeclared = len(written_positions(call.op)) > sum(map(is_written, call.op._schema.arguments))
     if call.mutated and (name.startswith(_REFUSED) or undeclared):
         raise CompileError(f"{call.name} has no functional form", source=str(call.source))
@@ -364,10 +359,6 @@ def _declared(call: Call) -> Callable[..., Any]:
 def _polygamma_(self: Any, n: int) -> Any:
     # PyTorch's functionalization does not know it: its functional form has the arguments in another order.
     return aten.copy_.default(self, aten.polygamma.default(n, self))
-
-
-def _batch_norm(*args: Any) -> Any:
-    return aten._native_batch_norm_legit.default(*args)
 
 
 def _batch_norm_without_statistics(input: Any, weight: Any, bias: Any, mean: Any, variance: Any, *rest: Any) -> Any:

@@ -1,8 +1,8 @@
-"""Compiling on a thread beside the user's without taking Python's lock for long.
+"""Compiling on a thread beside the user's without holding the GIL for long.
 
-A thread that waits for the lock gets it after Python's switch interval, 5 ms: longer than many a step. While a thread
-is polite that interval is shorter, for the whole process; and what compiles calls `yield_gil` between pieces of its
-work, at which a polite thread rests for a moment.
+A thread that waits for the GIL gets it after the switch interval, 5 ms: longer than many a step. While a thread is
+cooperative that interval is shorter, for the whole process; and what compiles calls `yield_gil` between pieces of its
+work, at which a cooperative thread sleeps for a moment.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ class CompileCancelled(BaseException):
 
 
 class _Interval:
-    """Python's switch interval, short while somebody is polite."""
+    """The switch interval of the interpreter, short while a thread is cooperative."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._polite = 0
+        self._cooperative = 0
         self._before = 0.0
 
     def shorten(self) -> None:
-        """One more is polite."""
+        """Increment the number of cooperative threads."""
         with self._lock:
-            self._polite += 1
-            if self._polite == 1:
+            self._cooperative += 1
+            if self._cooperative == 1:
                 self._before = sys.getswitchinterval()
                 sys.setswitchinterval(min(self._before, _SWITCH_S))
 
     def restore(self) -> None:
-        """One less is."""
+        """Decrement it."""
         with self._lock:
-            self._polite -= 1
+            self._cooperative -= 1
             # What the user has set meanwhile stays.
-            if self._polite == 0 and sys.getswitchinterval() == min(self._before, _SWITCH_S):
+            if self._cooperative == 0 and sys.getswitchinterval() == min(self._before, _SWITCH_S):
                 sys.setswitchinterval(self._before)
 
 
@@ -62,7 +62,7 @@ _turn = _Turn()
 
 
 def yield_gil() -> None:
-    """Rest for a moment, if this thread is polite and has worked for long enough. Cheap to call often."""
+    """Sleep for a moment, if this thread is cooperative and has worked for long enough. Cheap to call often."""
     if _turn.ends and time.perf_counter() > _turn.ends:
         if _turn.abandoned is not None and _turn.abandoned():
             raise CompileCancelled
@@ -72,7 +72,7 @@ def yield_gil() -> None:
 
 @contextmanager
 def cooperative(abandoned: Callable[[], bool] | None = None) -> Iterator[None]:
-    """Have this thread give way. `abandoned` says when to stop altogether."""
+    """Make this thread yield the GIL. `abandoned` says when to stop altogether."""
     before = (_turn.ends, _turn.abandoned)
     _turn.ends, _turn.abandoned = time.perf_counter() + _WORK_S, abandoned
     _interval.shorten()

@@ -58,8 +58,8 @@ class Form(enum.Enum):
 
 
 class Arguments:
-    """What a computation runs on: what stands for each program input, the run-time numbers, the random generator and
-    the device.
+    """The arguments of a run: what stands for each program input, the run-time numbers, the random generator and the
+    device.
 
     `held` has a tensor, a handle of some backend, or the error that lost it, for each input. `replaceable` says that
     an input which the program updates may be given other memory, in `Outcome.replaced`.
@@ -117,8 +117,8 @@ class Arguments:
 
 @dataclass(slots=True)
 class Outcome:
-    """What a run produced: data, or the error that lost it, per output; the errors of the calls that failed, each to be
-    raised once; and new data for inputs, by position, instead of a write in place."""
+    """The results of a run: data, or the error that lost it, per output; the errors of the calls that failed, each to
+    be raised once; and new data for inputs, by position, instead of a write in place."""
 
     results: list[Held]
     failures: list[LtcError] = field(default_factory=list)
@@ -147,7 +147,7 @@ class Computation(abc.ABC):
         return True
 
     def bind(self, program: Program, symbols: tuple[int, ...]) -> Computation:
-        """What runs another program that was compiled with this one, with these values of the symbols."""
+        """A computation for another program that was compiled with this one, with these values of the symbols."""
         raise NotImplementedError(f"{type(self).__name__} runs one program only")
 
     @property
@@ -162,12 +162,12 @@ class Computation(abc.ABC):
 
     @property
     def parameters_size(self) -> int:
-        """How many tensors and numbers the computation takes."""
+        """The number of tensors and numbers that the computation takes."""
         return len(self.program.inputs) + self.program.scalars
 
     @property
     def parameter_shapes(self) -> list[Spec]:
-        """The geometry of each input tensor."""
+        """The spec of each input tensor."""
         return [instruction.spec for instruction in self.program.inputs]
 
     @property
@@ -178,7 +178,7 @@ class Computation(abc.ABC):
 
     @property
     def result_shape(self) -> list[Spec]:
-        """The geometry of each output."""
+        """The spec of each output."""
         specs = self.program.specs()
         return [specs[number] for number in self.program.outputs]
 
@@ -205,7 +205,7 @@ class FunctionComputation(Computation):
 
 
 def refusal(backend: str, program: Program, error: Exception) -> CompileError:
-    """What is raised when a backend fails with an error of its own: backend, operator and line named."""
+    """The error to raise when a backend fails with one of its own: backend, operator and line named."""
     if isinstance(error, CompileError) and error.source:
         return error
     call = _call_in(error.__traceback__) or (program.calls[0] if program.calls else None)
@@ -247,7 +247,7 @@ class LoweringContext:
 
     @property
     def result_count(self) -> int:
-        """How many results the computation will have."""
+        """The number of results that the computation will have."""
         return len(self.program.results)
 
     def build(self) -> ProgramFunction | Computation:
@@ -288,12 +288,12 @@ class Backend(abc.ABC):
         """
 
     def supports(self, call: Call) -> bool:
-        """Whether `compile` can take this call of a functional program; the others run with PyTorch's own kernels."""
+        """True when `compile` can take this call of a functional program; the others run with PyTorch's own kernels."""
         del call
         return True
 
     def decompositions(self) -> Mapping[OpOverload, Callable[..., Any]] | None:
-        """How operators of a functional program are taken apart; None for the core ATen set."""
+        """Decompositions for the operators of a functional program; None for the core ATen set."""
         return None
 
     def compile_instances(
@@ -311,14 +311,14 @@ class Backend(abc.ABC):
     # ---- keeping what was compiled
 
     def dump(self, compiled: ProgramFunction | Computation) -> bytes | None:
-        """What `compile` returned, or one of the `functions` of that, as bytes from which `load` makes it again in
-        another process; None if that cannot be done: then nothing is kept on disk."""
+        """Serialize what `compile` returned, or one of the `functions` of that, to bytes from which `load` makes it
+        again in another process; None if that cannot be done: then nothing is kept on disk."""
         del compiled
         return None
 
     def load(self, program: Program, data: bytes) -> ProgramFunction | Computation:
-        """What `dump` wrote; `program` is the recorded program that it belongs to. Any exception means that the data is
-        of no use here."""
+        """Load what `dump` wrote; `program` is the recorded program that it belongs to. Any exception means that the
+        data is corrupt or stale."""
         raise NotImplementedError(f"{self.name} cannot load what it compiled")
 
     def version(self) -> str:
@@ -349,7 +349,7 @@ class Backend(abc.ABC):
         return result if isinstance(result, BackendData) else BackendData.from_tensor(result)
 
     def create_lowering_context(self, name: str, device: BackendDevice, program: Program) -> LoweringContext:
-        """What lowers `program` for `device`."""
+        """A context that lowers `program` for `device`."""
         return LoweringContext(self, name, device, program)
 
     def get_ir_builder(self) -> Form:
@@ -393,7 +393,7 @@ class Backend(abc.ABC):
     def get_computation_data_from_node(
         self, instruction: object, computation: Computation, arguments: Arguments
     ) -> Held | None:
-        """What stands behind an input instruction of the computation, or None for any other instruction."""
+        """The data behind an input instruction of the computation, or None for any other instruction."""
         for position, known in enumerate(computation.program.inputs):
             if known is instruction:
                 return arguments.held[position]

@@ -47,7 +47,7 @@ def flatten_results(out: Any, call: Call) -> list[Any]:
 
 
 def laid_out(result: torch.Tensor, spec: Spec | None) -> torch.Tensor:
-    """A copy of the result in the geometry that was recorded for it."""
+    """A copy of the result with the spec that was recorded for it."""
     assert spec is not None
     base = torch.empty(spec.extent(), dtype=spec.dtype, device=result.device)
     view = base.as_strided(spec.size, spec.stride, spec.offset)

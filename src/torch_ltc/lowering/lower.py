@@ -27,24 +27,24 @@ class Executable:
     """A computation, the numbers it was specialised on by slot, what the user should know, and whether it has run once
     without a failure.
 
-    With `sizes` it serves every program of one skeleton whose integers `takes` accepts, after `bind`.
+    With a `specialization` it serves every program of one symbolic key whose integers `takes` accepts, after `bind`.
     """
 
-    __slots__ = ("computation", "fixed", "note", "proven", "sizes", "guards", "origin", "dropped")
+    __slots__ = ("computation", "fixed", "note", "proven", "specialization", "guards", "origin", "dropped")
 
     def __init__(
         self,
         computation: Computation,
         fixed: tuple[tuple[int, object], ...] = (),
         note: str = "",
-        sizes: Specialization | None = None,
+        specialization: Specialization | None = None,
         guards: tuple[str, ...] = (),
     ) -> None:
         self.computation = computation
         self.fixed = fixed
         self.note = note
         self.proven = False
-        self.sizes = sizes
+        self.specialization = specialization
         # What must hold of the symbols, as Python text.
         self.guards = guards
         # What this one was bound from: itself, or the one that several programs share.
@@ -61,28 +61,30 @@ class Executable:
         return {slot for slot, value in self.fixed if not same_number(numbers[slot], value)}
 
     def takes(self, values: tuple[int, ...]) -> bool:
-        """True when it is right for a program of its skeleton with these integers."""
-        return self.sizes is not None and not self.sizes.mismatches(values) and self.broken_guard(values) is None
+        """True when it is right for a program of its symbolic key with these integers."""
+        chosen = self.specialization
+        return chosen is not None and not chosen.mismatches(values) and self.broken_guard(values) is None
 
     def broken_guard(self, values: tuple[int, ...]) -> str | None:
         """A guard that does not hold for these integers, with them."""
-        if self.sizes is None or not self.guards:
+        chosen = self.specialization
+        if chosen is None or not self.guards:
             return None
-        symbols = self.sizes.values_of(values)
-        held = evaluator(self.sizes.names, self.guards)(*symbols)
+        symbols = chosen.values_of(values)
+        held = evaluator(chosen.names, self.guards)(*symbols)
         if all(held):
             return None
         guard = self.guards[[bool(item) for item in held].index(False)]
-        named = zip(self.sizes.names, symbols, strict=True)
+        named = zip(chosen.names, symbols, strict=True)
         shown = ", ".join(f"{name} = {value}" for name, value in named if re.search(rf"\b{name}\b", guard))
         return f"{guard} does not hold for {shown}"
 
     def bind(self, program: Program, values: tuple[int, ...]) -> Executable:
-        """What runs this program of the same skeleton, which has these integers."""
-        if self.sizes is None or program is self.computation.program:
+        """The executable of this program of the same symbolic key, which has these integers."""
+        if self.specialization is None or program is self.computation.program:
             return self
-        computation = self.computation.bind(program, self.sizes.values_of(values))
-        bound = Executable(computation, self.fixed, sizes=self.sizes, guards=self.guards)
+        computation = self.computation.bind(program, self.specialization.values_of(values))
+        bound = Executable(computation, self.fixed, specialization=self.specialization, guards=self.guards)
         bound.origin = self
         return bound
 
@@ -113,14 +115,14 @@ def lower(
     numbers: Sequence[object],
     varying: Set[int],
     strict: bool,
-    sizes: Specialization | None = None,
+    specialization: Specialization | None = None,
 ) -> Executable:
-    """Compile `program`. With `strict`, calls that the backend has no rule for are an error. With `sizes`, for all
-    programs of its skeleton that they and the guards found on the way fit."""
-    if sizes is not None:
-        program = specialize(program, sizes)
+    """Compile `program`. With `strict`, calls that the backend has no rule for are an error. With a
+    `specialization`, for all programs of its symbolic key that fit it and the guards found on the way."""
+    if specialization is not None:
+        program = specialize(program, specialization)
     if backend.form is Form.RECORDED:
-        return Executable(_compiled(backend, program), sizes=sizes)
+        return Executable(_compiled(backend, program), specialization=specialization)
     functional = functional_form(backend, program, numbers, varying)
     parts = partition(functional.program, backend.supports)
     apart = [part.direct for part in parts if part.direct is not None]
@@ -133,7 +135,7 @@ def lower(
     guards = [*functional.guards]
     for part in compiled:
         guards += getattr(part.function, "guards", ())
-    return Executable(computation, functional.fixed, note, sizes, tuple(dict.fromkeys(guards)))
+    return Executable(computation, functional.fixed, note, specialization, tuple(dict.fromkeys(guards)))
 
 
 def _missing_text(backend: Backend, missing: list[Call]) -> str:

@@ -1,7 +1,7 @@
 """Passes over functional programs. Each takes a program and returns a new one; the old one is not touched.
 
 Values are numbers that are defined once, so that a pass may drop a call, or let later calls use another value of the
-same geometry, without looking at memory.
+same spec, without looking at memory.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ aten = torch.ops.aten
 Pass = Callable[[Program], Program]
 Observer = Callable[[str, Program], None]
 
-# Calls whose single result has the values of the first operand if it has its geometry.
+# Calls whose single result has the values of the first operand if it has its spec.
 _COPIES = {
     aten.clone.default,
     aten.alias.default,
@@ -38,8 +38,8 @@ _MOST_FOLDED_NUMBER = 1e300
 
 
 def dce(program: Program) -> Program:
-    """Drop calls whose results nobody uses. Random calls stay, because they move the generator on, and so do calls that
-    return nothing, which are checks."""
+    """Dead code elimination. Random calls stay, because they move the generator on, and so do checks, calls that
+    return nothing."""
     needed = set(program.results)
     kept: list[Instruction] = []
     for instruction in reversed(program.instructions):
@@ -53,7 +53,7 @@ def dce(program: Program) -> Program:
 
 
 def cse(program: Program) -> Program:
-    """Let equal calls on equal operands be one call."""
+    """Common subexpression elimination: equal calls on equal operands become one."""
     known: dict[object, Call] = {}
     renamed: dict[int, int] = {}
     kept: list[Instruction] = []
@@ -72,7 +72,7 @@ def cse(program: Program) -> Program:
 
 
 def propagate_copies(program: Program) -> Program:
-    """Let users of a copy use the original, where the two have one geometry."""
+    """Copy propagation: users of a copy use the original, where the two have one spec."""
     specs = program.specs()
     renamed: dict[int, int] = {}
     permuted: dict[int, tuple[int, tuple[int, ...]]] = {}
@@ -89,7 +89,7 @@ def propagate_copies(program: Program) -> Program:
 
 
 def _original(call: Call, permuted: dict[int, tuple[int, tuple[int, ...]]]) -> int | None:
-    """The value that the call's result is a copy of, if the two have one geometry."""
+    """The value that the call's result is a copy of, if the two have one spec."""
     if len(call.numbers) != 1:
         return None
     if call.op in _COPIES and len(call.operands) == 1:
@@ -107,7 +107,7 @@ def _original(call: Call, permuted: dict[int, tuple[int, tuple[int, ...]]]) -> i
 
 
 def fold_constants(program: Program) -> Program:
-    """Compute what is known: tensors all of whose elements are one known number, and multiplication by one."""
+    """Constant folding: tensors all of whose elements are one known number, and multiplication by one."""
     specs = program.specs()
     numbers: dict[int, float] = {}
     renamed: dict[int, int] = {}
@@ -130,11 +130,11 @@ def fold_constants(program: Program) -> Program:
 
 
 PASSES: tuple[tuple[str, Pass], ...] = (
-    ("remove_dead_calls", dce),
+    ("dce", dce),
     ("fold_constants", fold_constants),
-    ("forward_copies", propagate_copies),
-    ("share_common_calls", cse),
-    ("remove_unused", dce),
+    ("propagate_copies", propagate_copies),
+    ("cse", cse),
+    ("final_dce", dce),
 )
 
 
@@ -179,8 +179,9 @@ def _exact(value: object, dtype: torch.dtype) -> float | None:
 
 
 def _alike(program: Program, specs: dict[int, Spec], first: int, second: int) -> bool:
-    """True when two values have one geometry, whatever the symbols are."""
-    return specs[first] is specs[second] and program.geometry.get(first) == program.geometry.get(second)
+    """True when two values have one shape, whatever the symbols are."""
+    shapes = program.symbolic_shapes
+    return specs[first] is specs[second] and shapes.get(first) == shapes.get(second)
 
 
 def _full(call: Call, number: float, program: Program) -> Call:
@@ -189,13 +190,13 @@ def _full(call: Call, number: float, program: Program) -> Call:
     spec = call.flat_returns[0].spec
     assert spec is not None
     options: dict[str, object] = {"dtype": spec.dtype, "layout": None, "device": program.device, "pin_memory": False}
-    geometry = program.geometry.get(call.numbers[0])
-    size = spec.size if geometry is None else geometry.size
+    shape = program.symbolic_shapes.get(call.numbers[0])
+    size = spec.size if shape is None else shape.size
     return replace(call, op=aten.full.default, args=(size, number), kwargs=options, operands=())
 
 
 def _factor_of_one(call: Call, numbers: dict[int, float], program: Program, specs: dict[int, Spec]) -> int | None:
-    """Of a product with a tensor of ones: the other factor, if it has the geometry of the product."""
+    """Of a product with a tensor of ones: the other factor, if it has the shape of the product."""
     result = call.numbers[0]
     if len(call.operands) == 2:
         for one, other in (call.operands, call.operands[::-1]):

@@ -1,18 +1,17 @@
 """Writes down the pure calls of a program while its operators run on fake tensors.
 
-A dispatch mode: operators that a table has a decomposition for are taken apart, the others become calls of the program.
+A dispatch mode: operators that a table has a decomposition for are decomposed, the others become calls of the program.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
 import torch
 
 from torch_ltc.errors import CompileError
-from torch_ltc.lowering.hints import hint_of, hinted_spec
 from torch_ltc.lowering.scalar_inputs import NUMBER_SPECS
 from torch_ltc.program.instruction import (
     DEVICE_GENERATOR,
@@ -29,7 +28,7 @@ from torch_ltc.program.instruction import (
     Value,
     flatten_returns,
 )
-from torch_ltc.program.spec import Spec
+from torch_ltc.program.spec import Spec, make_spec
 from torch_ltc.pytorch.private import OpOverload, SchemaArgument, TorchDispatchMode, enable_python_dispatcher
 from torch_ltc.source import UNKNOWN, Source
 
@@ -37,6 +36,22 @@ aten = torch.ops.aten
 Table = Mapping[OpOverload, Callable[..., Any]]
 # Size, stride and dtype.
 Shape = tuple[Sequence[Any], Sequence[Any], torch.dtype]
+
+
+def hint_of(value: Any) -> Any:
+    """The value of a number in the program that is being compiled, symbolic or not. PyTorch would add a guard."""
+    return value.node.hint if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)) else value
+
+
+def hints_of(values: Iterable[Any]) -> tuple[int, ...]:
+    """The same for several integers."""
+    return tuple([hint_of(value) for value in values])
+
+
+def _hinted_spec(tensor: torch.Tensor) -> Spec:
+    """The spec of a tensor with hints in place of symbols."""
+    size, stride, offset = hints_of(tensor.size()), hints_of(tensor.stride()), hint_of(tensor.storage_offset())
+    return make_spec(tensor.dtype, size, stride, offset, tensor.is_conj(), tensor.is_neg())
 
 
 def is_written(argument: SchemaArgument) -> bool:
@@ -53,18 +68,18 @@ class _WritesError(CompileError):
 
 
 class Writer(TorchDispatchMode):
-    """Takes operators apart and writes down the calls that are left."""
+    """Decomposes operators and writes down the calls that are left."""
 
     def __init__(self, table: Table, device: torch.device, symbolic: Any = None) -> None:
         TorchDispatchMode.__init__(self)
-        # The `SymbolicSizes` of a program with symbols, and the values whose geometry depends on them.
+        # The `SymbolicSizes` of a program with symbols, and the values whose shape depends on them.
         self._symbolic = symbolic
-        self._geometry: dict[int, SymbolicShape] = {}
+        self._shapes: dict[int, SymbolicShape] = {}
         self._table = table
         self._device = device
         # True while fake tensors are made that no call of the program makes.
         self._silent = False
-        # How many composite operators are being taken apart, one inside the other.
+        # How many composite operators are being decomposed, one inside the other.
         self._composites = 0
         self._instructions: list[Instruction] = []
         # Fake tensors are kept alive: their identity stands for their value number.
@@ -90,9 +105,9 @@ class Writer(TorchDispatchMode):
         number = len(self._kept)
         self._kept.append(tensor)
         self._numbers[id(tensor)] = number
-        geometry = None if self._symbolic is None else self._symbolic.geometry(tensor)
-        if geometry is not None:
-            self._geometry[number] = geometry
+        shape = None if self._symbolic is None else self._symbolic.shape(tensor)
+        if shape is not None:
+            self._shapes[number] = shape
         return number
 
     def number_of(self, tensor: torch.Tensor) -> int:
@@ -120,13 +135,13 @@ class Writer(TorchDispatchMode):
         del self._instructions[mark[0] :]
         for number, tensor in enumerate(self._kept[mark[1] :], mark[1]):
             self._numbers.pop(id(tensor), None)
-            self._geometry.pop(number, None)
+            self._shapes.pop(number, None)
         del self._kept[mark[1] :]
 
     def write_opaque(
         self, call: Call, args: list[Any], kwargs: dict[str, Any], shapes: Sequence[Shape | None]
     ) -> list[torch.Tensor | None]:
-        """Write the call down without running it; fake tensors of these geometries for its results."""
+        """Write the call down without running it; fake tensors of these shapes for its results."""
         self._silent = True
         try:
             made = [
@@ -141,7 +156,7 @@ class Writer(TorchDispatchMode):
         return made
 
     def program(self, recorded: Program, outputs: list[int], updates: list[Update]) -> Program:
-        """What was written down."""
+        """The program that was written down."""
         return Program(
             recorded.identity,
             tuple(self._instructions),
@@ -153,7 +168,7 @@ class Writer(TorchDispatchMode):
             tuple(updates),
             functional=True,
             symbols=recorded.symbols,
-            geometry=self._geometry,
+            symbolic_shapes=self._shapes,
         )
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -162,10 +177,10 @@ class Writer(TorchDispatchMode):
             return op(*args, **kwargs)
         random = is_random(op, args, kwargs)
         if not random:
-            taken_apart = self._table.get(op)
+            decomposition = self._table.get(op)
             with self:
-                if taken_apart is not None:
-                    out = taken_apart(*args, **kwargs)
+                if decomposition is not None:
+                    out = decomposition(*args, **kwargs)
                     if out is not NotImplemented:
                         return out
                 elif op.namespace == "aten" and op._can_decompose():
@@ -181,7 +196,7 @@ class Writer(TorchDispatchMode):
         return out
 
     def _decomposed(self, op: OpOverload, args: Any, kwargs: Any) -> Any:
-        """What PyTorch makes of a composite operator, unless it writes on the way: nothing would turn that into values
+        """Run PyTorch's composition of an operator, unless it writes on the way: nothing would turn that into values
         here, below functionalization."""
         mark = self.mark()
         self._composites += 1
@@ -243,7 +258,7 @@ class Writer(TorchDispatchMode):
                 return Return(kind, constant=hint_of(value))
             position = len(numbers)
             numbers.append(-1 if id(value) in self._numbers else self._keep(value))
-            return Return(ReturnKind.FRESH, hinted_spec(value), group=position)
+            return Return(ReturnKind.FRESH, _hinted_spec(value), group=position)
 
         returns = tuple(
             tuple(one(item) for item in part) if isinstance(part, (list, tuple)) else one(part) for part in parts

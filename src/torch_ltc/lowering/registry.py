@@ -1,4 +1,4 @@
-"""Registry of backends by name: built-in, registered by hand, and installed by packages."""
+"""Backends by name: built-in, registered by hand, or installed by packages."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Programs, and what was compiled of them, as bytes for another process.
 
-Everything goes by `pickle`, but for what is one object per process (operators, geometries) and what belongs to whoever
+Everything goes by `pickle`, but for what is one object per process (operators, specs) and what belongs to whoever
 reads: the recorded program with its lines, the backend, and the functions that the backend makes, which it writes and
 reads itself. Read only bytes that this user wrote: unpickling runs what they say.
 """
@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from torch_ltc.errors import CompileError
+from torch_ltc.lowering.functional_computation import handles_of
 from torch_ltc.lowering.gil import yield_gil
 from torch_ltc.lowering.interface import Backend
 from torch_ltc.lowering.lower import Executable
@@ -37,17 +38,17 @@ class NotSerializableError(CompileError):
 
 
 def dump_data(value: object) -> bytes:
-    """Plain data with operators and geometries in it, as bytes."""
+    """Plain data with operators and specs in it, as bytes."""
     return _dumped(_Pickler, value)
 
 
 def load_data(data: bytes) -> Any:
-    """What `dump_data` wrote. Raises `NotSerializableError` when an operator in it is unknown here."""
-    return _Unpickler(io.BytesIO(data)).load()
+    """Read what `dump_data` wrote. Raises `NotSerializableError` when an operator in it is unknown here."""
+    return pickle.loads(data)
 
 
 def dump_executable(backend: Backend, program: Program, executable: Executable) -> bytes | None:
-    """What was compiled of `program`; None when the backend cannot write its functions down."""
+    """The executable of `program` as bytes; None when the backend cannot write its functions down."""
     functions = executable.computation.functions
     texts = [backend.dump(function) for function in functions]
     written = [text for text in texts if text is not None]
@@ -61,7 +62,7 @@ def dump_executable(backend: Backend, program: Program, executable: Executable) 
 
 
 def load_executable(backend: Backend, program: Program, data: bytes) -> Executable:
-    """What `dump_executable` wrote, for this program and backend of this process."""
+    """Read what `dump_executable` wrote, for this program and backend of this process."""
     written, outer = pickle.loads(data)
     functions = [backend.load(program, text) for text in written]
     executable = _ExecutableUnpickler(io.BytesIO(outer), backend, program, functions).load()
@@ -99,10 +100,6 @@ class _Pickler(pickle.Pickler):
         if isinstance(value, OpOverload):
             return _operator, (value._schema.name, value._overloadname)
         return NotImplemented
-
-
-class _Unpickler(pickle.Unpickler):
-    pass
 
 
 class _Identity:
@@ -143,7 +140,7 @@ class _ExecutablePickler(_Pickler):
         return super().reducer_override(value)
 
 
-class _ExecutableUnpickler(_Unpickler):
+class _ExecutableUnpickler(pickle.Unpickler):
     """Puts in what the reader has."""
 
     def __init__(self, file: io.BytesIO, backend: Backend, program: Program, functions: Sequence[Any]) -> None:
@@ -169,9 +166,3 @@ def _first(sources: list[Source]) -> list[tuple[int, Source]]:
     for index, source in enumerate(sources):
         first.setdefault(id(source), (index, source))
     return list(first.values())
-
-
-def handles_of(backend: Backend) -> set[type]:
-    """The classes of the handles that the backend's functions have returned."""
-    found: set[type] = backend.__dict__.setdefault("_handles", set())
-    return found

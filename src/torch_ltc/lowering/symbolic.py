@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from torch_ltc.errors import CompileError
-from torch_ltc.lowering.hints import hint_of
+from torch_ltc.lowering.program_builder import hint_of
 from torch_ltc.program.instruction import Integer, Size, Symbol, SymbolicShape
 from torch_ltc.program.specialization import evaluated
 from torch_ltc.pytorch.private import symbolic_function
@@ -97,8 +97,8 @@ class SymbolicSizes:
         except KeyError as error:
             raise CompileError(f"{expression} is no expression over sizes of inputs") from error
 
-    def geometry(self, tensor: torch.Tensor) -> SymbolicShape | None:
-        """The geometry of a tensor if it depends on symbols."""
+    def shape(self, tensor: torch.Tensor) -> SymbolicShape | None:
+        """The shape of a tensor if it depends on symbols."""
         shape = SymbolicShape(
             tuple([self.operand(n) for n in tensor.size()]),
             tuple([self.operand(n) for n in tensor.stride()]),
@@ -108,7 +108,7 @@ class SymbolicSizes:
         return shape if any(isinstance(part, Size) for part in parts) else None
 
     def guards(self) -> tuple[str, ...]:
-        """What must hold of the symbols, for what was computed with them to be right."""
+        """Conditions on the symbols under which what was computed with them is right."""
         found = [f"{name} >= 2" for name in self._lengths]
         found += [self._text(guard.expr) for guard in self.env.guards if guard.expr.free_symbols]
         return tuple(dict.fromkeys(found))

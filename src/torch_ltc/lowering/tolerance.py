@@ -1,4 +1,4 @@
-"""How far a backend's numbers may be from those of PyTorch's own kernels, by dtype."""
+"""Tolerances: the distance of a backend's numbers from those of PyTorch's own kernels, by dtype."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _PROGRAM_FACTOR = 8
 
 
 def default_tolerance(dtype: torch.dtype) -> Tolerance:
-    """What `torch.testing` allows for one call; nothing for integers."""
+    """The tolerance of `torch.testing` for one call; zero for integers."""
     relative, absolute = default_tolerances(dtype)
     return float(relative), float(absolute)
 
 
 def larger(left: Tolerance, right: Tolerance) -> Tolerance:
-    """What either of them allows."""
+    """The larger of both, part by part."""
     return max(left[0], right[0]), max(left[1], right[1])
 
 
 def program_tolerance(dtype: torch.dtype, claimed: Mapping[torch.dtype, Tolerance]) -> Tolerance:
-    """What is allowed for a result of a whole program, of a backend that claims these. The absolute one is for numbers
+    """The tolerance for a result of a whole program, of a backend that claims these. The absolute one is for numbers
     of the size of 1: sums of large numbers that cancel out leave errors of their size."""
     relative, absolute = default_tolerance(dtype)
     own = (_PROGRAM_FACTOR * relative, max(relative, absolute))

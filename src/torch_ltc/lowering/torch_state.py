@@ -1,4 +1,4 @@
-"""What of PyTorch's state in this process bears on what is compiled: to be the same in a process that compiles for it.
+"""Global PyTorch state that compiled code depends on: to be the same in a process that compiles for this one.
 
 The texts of the versions are part of the key under which compiled programs are kept on disk.
 """
@@ -31,7 +31,7 @@ _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 @dataclass(frozen=True, slots=True)
 class TorchState:
-    """Modes of PyTorch, as they are for the thread that asks."""
+    """Modes of PyTorch, as they are for the calling thread."""
 
     threads: int
     default_dtype: torch.dtype

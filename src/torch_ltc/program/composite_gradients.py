@@ -1,4 +1,4 @@
-"""The gradients of `aten::linear` and `aten::matmul`, which are recorded whole, and so are they.
+"""The gradients of `aten::linear` and `aten::matmul`, which are recorded as composites, and so are they.
 
 PyTorch has `aten::linear_backward` and `aten::matmul_backward` for nested tensors and some devices; on the CPU,
 autograd goes through what the two are composed of. The formulas here make the same calls with the same operands, so
@@ -133,7 +133,7 @@ def _adjoint(tensor: Any, call: Caller) -> Any:
 
 
 def layout_choices(op: OpOverload, operands: Sequence[Spec]) -> tuple[bool, ...]:
-    """What the formula of `op` chooses by the layout of its operands: programs that differ in it run other calls."""
+    """The choices of the formula of `op` by the layout of its operands: programs that differ in it run other calls."""
     if op is not aten.linear_backward.default:
         return ()
     self, _, weight = (Shaped(-1, spec) for spec in operands)
@@ -144,7 +144,7 @@ def layout_choices(op: OpOverload, operands: Sequence[Spec]) -> tuple[bool, ...]
 
 
 class Shaped:
-    """A value as the formulas look at it: its number and its geometry, no data."""
+    """A value as the formulas look at it: its number and its spec, no data."""
 
     def __init__(self, number: int, spec: Spec) -> None:
         self.number = number

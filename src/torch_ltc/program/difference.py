@@ -1,4 +1,4 @@
-"""In what two programs differ, line by line, whatever numbers their values have.
+"""Differences of two programs, line by line, whatever numbers their values have.
 
 A call more shifts the numbers of all values after it, so lines are aligned on what they do, and numbers are compared
 through the values that they stand for in both programs. It works on listings: saved programs can be compared, too.
@@ -79,7 +79,7 @@ def _names(names: tuple[str, ...]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """A line taken apart: `shape` is its text without numbers, `made` and `used` are the values in it."""
+    """A parsed line: `shape` is its text without numbers, `made` and `used` are the values in it."""
 
     text: str
     source: Source
@@ -135,13 +135,13 @@ def _aligned(first: Sequence[_Line], second: Sequence[_Line]) -> Iterator[_Pair]
 
 @dataclass(slots=True)
 class _Numbers:
-    """Which value and which input buffer of the first program is which of the second."""
+    """Values and input buffers of the first program, by those of the second that they are."""
 
     values: dict[int, int] = field(default_factory=dict)
     buffers: dict[int, int] = field(default_factory=dict)
 
     def agree(self, first: _Line, second: _Line) -> bool:
-        """Whether two lines of one shape do the same; from then on their results are taken for the same values."""
+        """True when two lines of one shape do the same; from then on their results are taken for the same values."""
         same = first.shape == second.shape and [self.values.get(n) for n in first.used] == list(second.used)
         if first.buffer >= 0:
             known = self.buffers.get(first.buffer)
@@ -162,14 +162,14 @@ class _Numbers:
 
 
 def difference(first: Program | Listing, second: Program | Listing) -> Difference:
-    """In what the second program differs from the first."""
+    """The difference of the second program from the first."""
     rows: list[Row] = []
     changed: list[str] = []
     removed: list[str] = []
     added: list[str] = []
     moved = 0
     numbers = _Numbers()
-    for old, new in _aligned(_taken_apart(first), _taken_apart(second)):
+    for old, new in _aligned(_parsed_lines(first), _parsed_lines(second)):
         if old is not None and new is not None and numbers.agree(old, new):
             rows.append(Row(" ", new.text, new.source))
             moved += (old.source.file, old.source.line) != (new.source.file, new.source.line)
@@ -183,7 +183,7 @@ def difference(first: Program | Listing, second: Program | Listing) -> Differenc
     return Difference(tuple(rows), tuple(changed), tuple(removed), tuple(added), moved)
 
 
-def _taken_apart(program: Program | Listing) -> list[_Line]:
+def _parsed_lines(program: Program | Listing) -> list[_Line]:
     lines = program_lines(program) if isinstance(program, Program) else program
     return [_parsed(text, source) for text, source in lines]
 

@@ -1,4 +1,4 @@
-"""Which calls may fail on data although their geometry is right.
+"""Calls that may fail on data although their shapes are right.
 
 Where it is not known that a call cannot, it may. What a program writes to its inputs before the last such call is
 saved before a compiled run, so that the run can be repeated call by call when it fails; and such calls note their

@@ -36,7 +36,7 @@ class Scalar:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """An operand, or part of a geometry: an integer that differs between the programs that share one compilation.
+    """An operand, or part of a shape: an integer that differs between the programs that share one compilation.
 
     `expression` is Python text over the names of the program's `symbols`; `hint` is its value in the program that was
     compiled.
@@ -107,7 +107,7 @@ PHYSICAL_DEVICE = PhysicalDevice()
 
 
 class ReturnKind(enum.Enum):
-    """How one returned thing relates to the instruction's operands."""
+    """The relation of a return to the instruction's operands."""
 
     FRESH = "a new tensor in memory of its own"
     VIEW = "a new tensor in the memory of an operand"
@@ -147,9 +147,9 @@ def flatten_returns(returns: Returns) -> list[Return]:
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """The instruction that brings a buffer of the outside into the program, seen with one geometry.
+    """The instruction that brings a buffer of the outside into the program, seen with one spec.
 
-    `buffer` numbers the program's input buffers; two inputs may look at one buffer with different geometries.
+    `buffer` numbers the program's input buffers; two inputs may look at one buffer with different specs.
     """
 
     buffer: int
@@ -173,7 +173,7 @@ class Number:
 
 @dataclass(slots=True)
 class ObservedLayout:
-    """What the first run of a call taught: positions of fresh returns that the real kernel lays out in another way than
+    """Learnt in the first run of a call: positions of fresh returns that the real kernel lays out in another way than
     was recorded, so that they are copied into the recorded layout. None until the call has run once."""
 
     copied: tuple[int, ...] | None = None
@@ -274,7 +274,7 @@ class Program:
     to, and run-time numbers come in as `Number`.
 
     A program that stands for many has `symbols`: its specs then hold what was so in the one that was compiled, and
-    `geometry` has the values whose geometry depends on symbols.
+    `symbolic_shapes` has the values whose shape depends on symbols.
     """
 
     identity: int
@@ -287,7 +287,7 @@ class Program:
     updates: tuple[Update, ...] = ()
     functional: bool = False
     symbols: tuple[Symbol, ...] = ()
-    geometry: Mapping[int, SymbolicShape] = field(default_factory=dict)
+    symbolic_shapes: Mapping[int, SymbolicShape] = field(default_factory=dict)
     # Every run asks for the inputs.
     _inputs: list[Input] = field(default_factory=list, init=False, repr=False)
 
@@ -319,7 +319,7 @@ class Program:
         return (*self.outputs, *(update.number for update in self.updates))
 
     def specs(self) -> dict[int, Spec]:
-        """The geometry of every value."""
+        """The spec of every value."""
         found: dict[int, Spec] = {}
         for instruction in self.instructions:
             if isinstance(instruction, Call):
@@ -347,7 +347,7 @@ class Program:
         return found if isinstance(found, Call) else None
 
     def op_counts(self) -> dict[str, int]:
-        """How often each operator occurs."""
+        """The number of calls of each operator."""
         counts: dict[str, int] = {}
         for call in self.calls:
             counts[call.name] = counts.get(call.name, 0) + 1

@@ -1,4 +1,4 @@
-"""Geometry of a tensor as plain, interned data.
+"""Shape of a tensor as plain, interned data.
 
 A `Spec` is everything about a tensor but its memory: dtype, sizes, strides, storage offset and the two lazy bits
 (conjugate, negative). Equal specs are one object, so that they compare by identity on the recording path.
@@ -6,17 +6,17 @@ A `Spec` is everything about a tensor but its memory: dtype, sizes, strides, sto
 
 from __future__ import annotations
 
-from typing import Any
+import sys
+from typing import Any, TypeVar
 
 import torch
 
-from torch_ltc.program.refcounts import held_elsewhere
-
+Item = TypeVar("Item")
 _SpecKey = tuple[torch.dtype, tuple[int, ...], tuple[int, ...], int, bool, bool]
 
 
 class Spec:
-    """One tensor geometry. Make it with `spec_of` or `make_spec`; never directly, or identity comparison breaks."""
+    """One tensor shape. Make it with `spec_of` or `make_spec`; never directly, or identity comparison breaks."""
 
     # A plain slots class: it is built on every recording miss, and a frozen dataclass costs several times as much.
     __slots__ = ("dtype", "size", "stride", "offset", "conj", "neg", "contiguous", "plain")
@@ -42,7 +42,7 @@ class Spec:
         return count
 
     def extent(self) -> int:
-        """Number of storage elements that a tensor of this geometry reaches, its offset included."""
+        """Number of storage elements that a tensor of this spec reaches, its offset included."""
         if 0 in self.size:
             return self.offset
         return self.offset + 1 + sum((n - 1) * s for n, s in zip(self.size, self.stride, strict=True))
@@ -92,7 +92,7 @@ def make_spec(
     conj: bool = False,
     neg: bool = False,
 ) -> Spec:
-    """The one `Spec` of this geometry."""
+    """The interned spec of these sizes, strides and so on."""
     key = (dtype, size, stride, offset, conj, neg)
     spec = _interned.get(key)
     if spec is None:
@@ -101,7 +101,7 @@ def make_spec(
 
 
 def spec_of(tensor: torch.Tensor) -> Spec:
-    """The one `Spec` of this tensor's geometry."""
+    """The interned spec of this tensor."""
     offset: Any = tensor.storage_offset()
     size, stride, conj, neg = tensor.size(), tensor.stride(), tensor.is_conj(), tensor.is_neg()
     # A torch.Size is found under the plain tuple that equals it, but must not become part of a spec.
@@ -110,7 +110,7 @@ def spec_of(tensor: torch.Tensor) -> Spec:
 
 
 def keep_bounded(bound: int) -> None:
-    """Forget geometries that nobody holds, once there are more than `bound`."""
+    """Forget specs that nobody holds, once there are more than `bound`."""
     if len(_interned) <= bound:
         return
     specs = list(_interned.values())
@@ -119,5 +119,19 @@ def keep_bounded(bound: int) -> None:
 
 
 def interned_count() -> int:
-    """How many distinct geometries are kept."""
+    """The number of distinct specs that are kept."""
     return len(_interned)
+
+
+def _counts(items: list[Item]) -> list[int]:
+    count = sys.getrefcount
+    return [count(item) for item in items]
+
+
+# The count of an object that only the list holds: measured, because interpreters differ in what they count.
+_LIST_ALONE = _counts([object()])[0]
+
+
+def held_elsewhere(items: list[Item]) -> list[Item]:
+    """The items that something besides this list holds. They must be in no other list of the caller's."""
+    return [item for item, count in zip(items, _counts(items), strict=True) if count > _LIST_ALONE]

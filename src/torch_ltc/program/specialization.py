@@ -1,4 +1,4 @@
-"""Which integers of a skeleton are constants of compiled code, and which are symbols.
+"""The choice of the integers of a symbolic key that are constants of compiled code, and of those that are symbols.
 
 Owns the choice, made from the values that were seen, and the evaluation of expressions over symbols. Expressions are
 Python text: they are printed, compared, kept in files, and evaluated with integers or with PyTorch's symbolic ones.
@@ -26,7 +26,8 @@ NAMES: dict[str, Any] = {"max": max, "min": min, "math": math, "abs": abs, "int"
 
 @dataclass(frozen=True, slots=True)
 class Specialization:
-    """What becomes of each slot of a skeleton, and the symbols of the expressions; `places` are their slots."""
+    """A constant or an expression for each slot of a symbolic key, and the symbols of the expressions; `places` are
+    their slots."""
 
     slots: tuple[Slot, ...]
     symbols: tuple[Symbol, ...] = ()
@@ -37,7 +38,7 @@ class Specialization:
         return tuple([values[place] for place in self.places])
 
     def mismatches(self, values: Values) -> list[int]:
-        """The slots in which a program with these integers is not what they say."""
+        """The slots in which a program with these integers differs."""
         wrong = [slot for slot, what in enumerate(self.slots) if type(what) is int and values[slot] != what]
         slots = [slot for slot, what in enumerate(self.slots) if type(what) is str]
         texts = tuple([what for what in self.slots if type(what) is str])
@@ -74,8 +75,8 @@ def _code(expression: str) -> Any:
 
 
 def separate_symbols(seen: Sequence[Values], free: Sequence[bool]) -> Specialization:
-    """Sizes in which each integer that differs is a symbol of its own; those in `free` slots may be anything. `seen`
-    ends with the integers of the program to be compiled."""
+    """A specialization in which each integer that differs is a symbol of its own; those in `free` slots may be any.
+    `seen` ends with the integers of the program to be compiled."""
     slots: list[Slot] = []
     symbols: list[Symbol] = []
     places: list[int] = []
@@ -92,8 +93,9 @@ def separate_symbols(seen: Sequence[Values], free: Sequence[bool]) -> Specializa
 
 
 def shared_symbols(seen: Sequence[Values], lengths: Sequence[bool]) -> Specialization:
-    """Sizes with few symbols: integers that were always equal are one symbol, and one that was always the multiple, the
-    sum with a constant, or the product of others is an expression. `lengths` marks sizes and strides of inputs."""
+    """A specialization with few symbols: integers that were always equal are one symbol, and one that was always the
+    multiple, the sum with a constant, or the product of others is an expression. `lengths` marks sizes and strides of
+    inputs."""
     return _Chooser(len(seen)).choose(seen, lengths)
 
 
@@ -106,7 +108,7 @@ class _Chooser:
         self._symbols: list[tuple[str, Values]] = []
 
     def choose(self, seen: Sequence[Values], lengths: Sequence[bool]) -> Specialization:
-        """The sizes."""
+        """The specialization."""
         slots: list[Slot] = []
         places: dict[str, int] = {}
         measured: set[str] = set()

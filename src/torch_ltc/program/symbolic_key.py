@@ -1,7 +1,7 @@
-"""The skeleton of a program: everything but the integers in which otherwise equal programs differ.
+"""The symbolic key of a program: everything but the integers in which otherwise equal programs differ.
 
 Owns which integers those are: sizes, strides and offsets of inputs, and the sizes, offsets and indices that calls take.
-Each is a slot. `symbolic_key` takes a program apart, `specialize` puts expressions into its slots.
+Each is a slot. `symbolic_key` separates the two, `specialize` puts expressions into its slots.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _NUMBERS = (int, float, bool, complex)
 
 
 class _Plan:
-    """How the arguments of one operator take part. Held in a table, so that its `code` is its operator for ever."""
+    """The part of each argument of one operator. Held in a table, so that its `code` is its operator for ever."""
 
     __slots__ = ("code", "op", "abstract", "names", "plain", "chooses")
 
@@ -78,18 +78,18 @@ def _plan(op: OpOverload) -> _Plan:
 
 
 def symbolic_key(program: Program) -> tuple[Key, tuple[int, ...]]:
-    """The skeleton, a tuple that is equal for programs that differ in their slots alone, and what is in the slots."""
+    """The key, a tuple that is equal for programs that differ in their slots alone, and what is in the slots."""
     return _taken(program, named=False)
 
 
 def symbolic_key_text(program: Program) -> str:
-    """The skeleton as text that is the same in every process."""
+    """The symbolic key as text that is the same in every process."""
     key, _ = _taken(program, named=True)
     return "\n".join(map(repr, key))
 
 
 def _taken(program: Program, named: bool) -> tuple[Key, tuple[int, ...]]:
-    """The skeleton and the slots, operators by name or by a number of this process."""
+    """The symbolic key and the slots, operators by name or by a number of this process."""
     key: list[Any] = [program.outputs, program.device, program.scalars]
     values: list[int] = []
     specs: dict[int, Spec] = {}
@@ -144,7 +144,7 @@ def _take_integers(operand: object, key: list[Any], values: list[int]) -> None:
         key.append(int)
         values.append(operand)
     elif isinstance(operand, tuple):
-        # A list of sizes holds integers alone; its length is part of the skeleton.
+        # A list of sizes holds integers alone; its length is part of the key.
         key.append(len(operand))
         values += operand
     else:
@@ -195,7 +195,7 @@ def slot_text(program: Program, slot: int) -> str:
 
 
 def slot_source(program: Program, slot: int) -> tuple[str, Source]:
-    """What kind of integer a slot is ("size", "layout" or "argument"), and the line that it comes from."""
+    """The kind of integer in a slot ("size", "layout" or "argument"), and the line that it comes from."""
     instruction, what, _ = list(_places(program))[slot]
     if isinstance(instruction, Input):
         user = program.first_users().get(instruction.number)
@@ -246,12 +246,12 @@ def _places(program: Program) -> Iterator[tuple[Instruction, str, int]]:
                         yield instruction, argument.name, position
 
 
-def specialize(program: Program, sizes: Specialization) -> Program:
-    """The program with expressions in its slots: as `Size` in the arguments of calls, as `geometry` of inputs."""
-    if not sizes.symbols:
+def specialize(program: Program, specialization: Specialization) -> Program:
+    """The program with expressions in its slots: as `Size` in arguments of calls, as `symbolic_shapes` of inputs."""
+    if not specialization.symbols:
         return program
-    slots = iter(sizes.slots)
-    geometry: dict[int, SymbolicShape] = {}
+    slots = iter(specialization.slots)
+    shapes: dict[int, SymbolicShape] = {}
 
     def filled(value: int) -> Integer:
         slot = next(slots)
@@ -263,11 +263,11 @@ def specialize(program: Program, sizes: Specialization) -> Program:
             spec = instruction.spec
             shape = SymbolicShape(tuple(map(filled, spec.size)), tuple(map(filled, spec.stride)), filled(spec.offset))
             if any(isinstance(part, Size) for part in (*shape.size, *shape.stride, shape.offset)):
-                geometry[instruction.number] = shape
+                shapes[instruction.number] = shape
         elif isinstance(instruction, Call):
             instruction = _filled_call(instruction, filled)
         instructions.append(instruction)
-    return replace(program, instructions=tuple(instructions), symbols=sizes.symbols, geometry=geometry)
+    return replace(program, instructions=tuple(instructions), symbols=specialization.symbols, symbolic_shapes=shapes)
 
 
 def _filled_call(call: Call, filled: Callable[[int], Integer]) -> Call:

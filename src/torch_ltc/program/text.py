@@ -166,7 +166,7 @@ def _dot_node(index: int, instruction: Instruction, roots: dict[int, int]) -> st
 
 
 class _Flow:
-    """Which node made each value, and which wrote last to its memory."""
+    """The node that made each value, and the one that wrote last to its memory."""
 
     def __init__(self) -> None:
         self.producer: dict[int, int] = {}

@@ -17,7 +17,7 @@ Key = tuple[Any, ...]
 class Node:
     """One position in the tree: the instruction that leads here and what may follow.
 
-    `size` and `dtype` repeat the geometry of a single contiguous fresh result, so that the hot path reads two slots;
+    `size` and `dtype` repeat those of a single contiguous fresh result, so that the hot path reads two slots;
     `plan` says how to make other common results: see `record/result_specs.py`.
     `programs` maps the set of live outputs to what the runtime keeps for a program that was cut here.
     """

@@ -42,7 +42,7 @@ from torch_ltc.record.operator import DEFAULT, Kind, Operator
 from torch_ltc.record.path_values import PathValues
 from torch_ltc.record.result_specs import cache_result_specs
 from torch_ltc.shapes.inference import Inferred, OperandIndex, infer
-from torch_ltc.shapes.rules import quick
+from torch_ltc.shapes.rules import apply_rule
 
 aten = torch.ops.aten
 
@@ -439,7 +439,7 @@ class Recorder:
         if operator.rule is None:
             return None
         specs, groups = self.path_values.of(operands.operands, groups=bool(operator.written))
-        return quick(operator.rule, operands.shape_args, specs, groups)
+        return apply_rule(operator.rule, operands.shape_args, specs, groups)
 
     def _by_pytorch(self, operator: Operator, values: tuple[Any, ...], specs: Sequence[Spec] | None) -> Returns:
         """The returns of the call, inferred by PyTorch."""

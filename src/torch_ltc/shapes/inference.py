@@ -1,8 +1,8 @@
-"""What a call will return: sizes, strides, dtypes and aliasing, found without its data and remembered.
+"""Memoized shape inference: sizes, strides, dtypes and aliasing of the results of a call, without its data.
 
-The meta kernel is asked first. Where PyTorch has none, where it raises, or where it is known to give other strides
-than the real kernel (`CPU_INFERRED`), the call is tried on zero-filled CPU tensors of the same geometry: that yields
-either the real result geometry or the very error eager would raise. Data-dependent calls never come here.
+The meta kernel runs first. Where PyTorch has none, where it raises, or where it is known to give other strides than the
+real kernel (`CPU_INFERRED`), the call runs on zero-filled CPU tensors of the same specs: that yields either the real
+shape or the very error eager would raise. Data-dependent calls never come here.
 """
 
 from __future__ import annotations
@@ -70,15 +70,43 @@ _SILENT_VIEWS = frozenset(
 
 
 class CannotInfer(Exception):
-    """This call has no result geometry that can be known without running it; the text says why."""
+    """The shape of this call's results cannot be known without running it; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Inferred:
-    """What a call returns, and the new geometry of operands that it resizes (`out=` targets), by operand place."""
+    """The returns of a call, and the new specs of operands that it resizes (`out=` targets), by operand position."""
 
     returns: Returns
     resized: tuple[tuple[int, Spec], ...] = ()
+
+
+class OperandIndex(int):
+    """Stands for a tensor operand inside an argument template."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShapeCall:
+    """A call without tensors. `args` and `kwargs` hold an `OperandIndex` where the call has a tensor; `specs` and
+    `groups` describe those operands, operands of one group sharing a storage."""
+
+    op: OpOverload
+    args: Sequence[object]
+    kwargs: dict[str, object]
+    specs: Sequence[Spec]
+    groups: Sequence[int]
+
+    @property
+    def name(self) -> str:
+        """The operator without overload."""
+        return self.op._schema.name
+
+    def operands_at(self, position: int) -> list[int]:
+        """The operands in the argument at this position of the schema."""
+        named = self.op._schema.arguments[position].name
+        value = self.args[position] if position < len(self.args) else self.kwargs.get(named)
+        items = value if isinstance(value, (list, tuple)) else (value,)
+        return [int(item) for item in items if isinstance(item, OperandIndex)]
 
 
 _memo: dict[object, Inferred] = {}
@@ -92,15 +120,11 @@ def infer(
     groups: Sequence[int],
     signature: object,
 ) -> Inferred:
-    """What comes of the call, by memory or by trying it without data.
-
-    `args` and `kwargs` hold ints (`OperandIndex`) where the call has tensors; `specs` and `groups` describe those
-    operands, operands of one group sharing a storage. `signature` identifies all of it for the memory.
-    """
+    """The shapes of a call's results; see `ShapeCall`. `signature` is the key of the call in the memo."""
     known = _memo.get(signature)
     if known is not None:
         return known
-    inferred = _infer(op, args, kwargs, specs, groups)
+    inferred = _infer(ShapeCall(op, args, kwargs, specs, groups))
     if len(_memo) >= _MEMO_BOUND:
         _memo.clear()
     _memo[signature] = inferred
@@ -108,68 +132,62 @@ def infer(
 
 
 def clear_inference_cache() -> None:
-    """Forget what came of earlier calls."""
+    """Forget the results of earlier calls."""
     _memo.clear()
 
 
-class OperandIndex(int):
-    """Stands for a tensor operand inside an argument template."""
-
-
-def _infer(
-    op: OpOverload, args: Sequence[object], kwargs: dict[str, object], specs: Sequence[Spec], groups: Sequence[int]
-) -> Inferred:
+def _infer(call: ShapeCall) -> Inferred:
     meta: Inferred | None = None
     meta_error: Exception | None = None
-    checked = op._schema.name in _REFUSES_NUMBERS or _needs_real_checks(op, args, kwargs, specs, groups)
-    if not checked and not _is_cpu_inferred(op, specs):
+    checked = call.name in _REFUSES_NUMBERS or _needs_real_checks(call)
+    if not checked and not _is_cpu_inferred(call):
         try:
-            meta = _attempt(op, args, kwargs, specs, groups, "meta")
+            meta = run_on("meta", call)
         except CannotInfer:
             raise
         except Exception as error:
             # Without its traceback: the frames in there would keep the caller's tensors alive, and live tensors are
             # outputs of the program.
             meta_error = error.with_traceback(None)
-        # The strides of tensors without elements differ between meta and real kernels; trying those costs nothing.
-        if meta is not None and (settings.device_type != "cpu" or not _is_empty(meta, specs)):
+        # The strides of tensors without elements differ between meta and real kernels; running those costs nothing.
+        if meta is not None and (settings.device_type != "cpu" or not _is_empty(meta, call.specs)):
             return meta
-    if not _can_stand_in(op, specs):
+    if not _can_run_on_cpu(call):
         if meta is not None:
             return meta
-        if meta_error is not None and op.namespace != "aten":
+        if meta_error is not None and call.op.namespace != "aten":
             # It may have no meta kernel, or one that refuses these arguments: the real kernel knows.
             raise CannotInfer(f"it has no meta (fake) kernel that takes it: {_first_line(meta_error)}")
         if meta_error is not None:
             raise meta_error
-        return _attempt(op, args, kwargs, specs, groups, "meta")
+        return run_on("meta", call)
     try:
-        return _attempt(op, args, kwargs, specs, groups, "cpu")
+        return run_on("cpu", call)
     except NotImplementedError as error:
         if "not implemented for" in str(error):
             # The kernel is there and refuses the dtype: that is eager's own error.
             raise
         raise CannotInfer(f"neither a meta nor a CPU kernel can run it: {_first_line(error)}") from meta_error
     except Exception:
-        # Made-up data may be refused where the geometry is right: then the meta kernel's word counts.
+        # Made-up data may be refused where the shapes are right: then the meta kernel decides.
         if meta is not None:
             return meta
         if checked or meta_error is not None:
             raise
         with contextlib.suppress(Exception):
-            return _attempt(op, args, kwargs, specs, groups, "meta")
+            return run_on("meta", call)
         raise
 
 
-def _is_cpu_inferred(op: OpOverload, specs: Sequence[Spec]) -> bool:
+def _is_cpu_inferred(call: ShapeCall) -> bool:
     if settings.device_type != "cpu":
         return False
-    name = op._schema.name
+    name, dtypes = call.name, [spec.dtype for spec in call.specs]
     if name in _REDUCED_PRECISION:
-        return any(spec.dtype in (torch.bfloat16, torch.float16) for spec in specs)
+        return torch.bfloat16 in dtypes or torch.float16 in dtypes
     if name in _BOOLEAN:
-        return all(spec.dtype is torch.bool for spec in specs)
-    return name in CPU_INFERRED or (name in _CONVOLUTIONS and not all(spec.contiguous for spec in specs))
+        return all(dtype is torch.bool for dtype in dtypes)
+    return name in CPU_INFERRED or (name in _CONVOLUTIONS and not all(spec.contiguous for spec in call.specs))
 
 
 def _is_empty(inferred: Inferred, specs: Sequence[Spec]) -> bool:
@@ -177,28 +195,23 @@ def _is_empty(inferred: Inferred, specs: Sequence[Spec]) -> bool:
     return any(spec.numel == 0 for spec in (*specs, *results))
 
 
-def _can_stand_in(op: OpOverload, specs: Sequence[Spec]) -> bool:
+def _can_run_on_cpu(call: ShapeCall) -> bool:
     # A custom operator may have effects of its own: it is never run on made-up data.
-    if op.namespace != "aten":
-        return False
-    return sum(spec.extent() * spec.dtype.itemsize for spec in specs) <= _STAND_IN_BYTES
+    size_bytes = sum(spec.extent() * spec.dtype.itemsize for spec in call.specs)
+    return call.op.namespace == "aten" and size_bytes <= _STAND_IN_BYTES
 
 
-def _needs_real_checks(
-    op: OpOverload, args: Sequence[object], kwargs: dict[str, object], specs: Sequence[Spec], groups: Sequence[int]
-) -> bool:
+def _needs_real_checks(call: ShapeCall) -> bool:
     """True when eager checks what meta kernels do not: dtypes of products, memory overlap of what is written."""
-    if op.namespace != "aten":
+    specs, groups = call.specs, call.groups
+    if call.op.namespace != "aten":
         return False
-    if op._schema.name in _PRODUCTS and any(spec.dtype is not specs[0].dtype for spec in specs):
+    if call.name in _PRODUCTS and any(spec.dtype is not specs[0].dtype for spec in specs):
         return True
-    for position, argument in enumerate(op._schema.arguments):
+    for position, argument in enumerate(call.op._schema.arguments):
         if argument.alias_info is None or not argument.alias_info.is_write:
             continue
-        value = args[position] if position < len(args) else kwargs.get(argument.name)
-        for index in value if isinstance(value, (list, tuple)) else (value,):
-            if not isinstance(index, OperandIndex):
-                continue
+        for index in call.operands_at(position):
             if specs[index].overlaps_itself():
                 return True
             if any(groups[i] == groups[index] and specs[i] is not specs[index] for i in range(len(specs))):
@@ -206,15 +219,9 @@ def _needs_real_checks(
     return False
 
 
-def _attempt(
-    op: OpOverload,
-    args: Sequence[object],
-    kwargs: dict[str, object],
-    specs: Sequence[Spec],
-    groups: Sequence[int],
-    device: str,
-) -> Inferred:
-    operands = stand_ins(specs, groups, device, fill_value=int(op._schema.name in _ONES))
+def run_on(device: str, call: ShapeCall) -> Inferred:
+    """The shapes that the kernel of a device gives on stand-ins for the operands."""
+    operands = stand_ins(call.specs, call.groups, device, fill_value=int(call.name in _ONES))
 
     def fill(item: object) -> object:
         if isinstance(item, OperandIndex):
@@ -225,24 +232,24 @@ def _attempt(
             return [fill(part) for part in item]
         return item
 
-    real_args = [fill(item) for item in args]
-    real_kwargs = {name: fill(item) for name, item in kwargs.items()}
-    for position, argument in enumerate(op._schema.arguments):
+    args = [fill(item) for item in call.args]
+    kwargs = {name: fill(item) for name, item in call.kwargs.items()}
+    for position, argument in enumerate(call.op._schema.arguments):
         if argument.name == "generator":
             generator = torch.Generator(device="cpu") if device == "cpu" else None
-            if position < len(real_args):
-                real_args[position] = generator
+            if position < len(args):
+                args[position] = generator
             else:
-                real_kwargs["generator"] = generator
+                kwargs["generator"] = generator
     # Grad mode on, as in the executor: some kernels return more when it is.
     with torch.enable_grad():
-        out = FORMULAS.get(op, op)(*real_args, **real_kwargs)
-    resized = tuple((i, spec_of(t)) for i, t in enumerate(operands) if spec_of(t) is not specs[i])
-    return Inferred(_classify(op, out, args, kwargs, operands), resized)
+        out = FORMULAS.get(call.op, call.op)(*args, **kwargs)
+    resized = tuple((i, spec_of(t)) for i, t in enumerate(operands) if spec_of(t) is not call.specs[i])
+    return Inferred(_classify(call, out), resized)
 
 
 def stand_ins(specs: Sequence[Spec], groups: Sequence[int], device: str, fill_value: int = 0) -> list[torch.Tensor]:
-    """Tensors without data (meta) or of one value (cpu) with these geometries, sharing storage as `groups` say."""
+    """Tensors without data (meta) or of one value (cpu) with these specs, sharing storage as `groups` say."""
     sizes: dict[int, int] = {}
     for spec, group in zip(specs, groups, strict=True):
         sizes[group] = max(sizes.get(group, 0), spec.extent() * spec.dtype.itemsize)
@@ -263,10 +270,8 @@ def stand_ins(specs: Sequence[Spec], groups: Sequence[int], device: str, fill_va
     return made
 
 
-def _classify(
-    op: OpOverload, out: object, args: Sequence[object], kwargs: dict[str, object], operands: list[torch.Tensor]
-) -> Returns:
-    schema = op._schema
+def _classify(call: ShapeCall, out: object) -> Returns:
+    schema = call.op._schema
     if not schema.returns:
         return ()
     values: tuple[Any, ...] = tuple(out) if len(schema.returns) > 1 else (out,)  # type: ignore[arg-type]
@@ -274,7 +279,7 @@ def _classify(
     result: list[Return | tuple[Return, ...]] = []
     position = 0
     for declared, value in zip(schema.returns, values, strict=True):
-        aliased = _aliased_operands(op, declared.alias_info, args, kwargs)
+        aliased = _aliased_operands(call, declared.alias_info)
         write = declared.alias_info is not None and declared.alias_info.is_write
         if isinstance(value, (list, tuple)):
             items = []
@@ -285,9 +290,7 @@ def _classify(
         else:
             result.append(_classify_one(value, aliased, write, owners, position))
             position += 1
-    returns = tuple(result)
-    _check_storages(returns, operands)
-    return returns
+    return tuple(result)
 
 
 def _classify_one(value: object, aliased: list[int], write: bool, owners: dict[int, int], position: int) -> Return:
@@ -304,28 +307,19 @@ def _classify_one(value: object, aliased: list[int], write: bool, owners: dict[i
     return Return(ReturnKind.FRESH, spec_of(value), group=group)
 
 
-def _aliased_operands(op: OpOverload, alias: Any, args: Sequence[object], kwargs: dict[str, object]) -> list[int]:
+def _aliased_operands(call: ShapeCall, alias: Any) -> list[int]:
     """Operands that a return with this alias annotation may share memory with, in order."""
-    if op._schema.name in _SILENT_VIEWS:
+    if call.name in _SILENT_VIEWS:
         return [0]
     if alias is None:
         return []
     wanted = set(alias.before_set) | set(alias.after_set)
-    for position, argument in enumerate(op._schema.arguments):
+    for position, argument in enumerate(call.op._schema.arguments):
         info = argument.alias_info
         # A list's annotation has empty sets: it names the only argument that is annotated too.
-        if info is None or (wanted and not set(info.before_set) & wanted):
-            continue
-        value = args[position] if position < len(args) else kwargs.get(argument.name)
-        items = value if isinstance(value, (list, tuple)) else (value,)
-        return [int(item) for item in items if isinstance(item, OperandIndex)]
+        if info is not None and (not wanted or set(info.before_set) & wanted):
+            return call.operands_at(position)
     return []
-
-
-def _check_storages(returns: Returns, operands: list[torch.Tensor]) -> None:
-    for item in flatten_returns(returns):
-        if item.kind is ReturnKind.VIEW and not 0 <= item.operand < len(operands):
-            raise CannotInfer("its result aliases something that is not one of its tensors")
 
 
 def _first_line(error: BaseException) -> str:

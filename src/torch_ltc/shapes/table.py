@@ -1,7 +1,7 @@
-"""The table of rules, and the answers that they give.
+"""The table of shape rules, and the answers that they give.
 
 A rule is called with the arguments of an operator in schema order, defaults filled in, a `Spec` in place of each
-tensor. It gives the returns, or None when it is not sure; `Unsure` raised anywhere below it means the same.
+tensor. It gives the returns, or raises `NoRule` where it is not sure.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ import torch
 
 from torch_ltc.program.instruction import Return, ReturnKind, Returns
 from torch_ltc.program.spec import Spec, make_spec, row_major
+from torch_ltc.pytorch.private import OpOverload
 
-Rule = Callable[..., Returns | None]
+Rule = Callable[..., Returns]
 
 # Answers kept: most calls return what another one returned before.
 _KEPT = 65_536
 
 
-class Unsure(Exception):
-    """The rule cannot tell; PyTorch is asked."""
+class NoRule(Exception):
+    """The rule does not cover this call; PyTorch infers its shape."""
 
 
 class _Rules:
@@ -31,7 +32,7 @@ class _Rules:
         self._by_name: dict[str, Rule] = {}
 
     def add(self, name: str, rule: Rule) -> None:
-        """A second rule for one operator is a mistake."""
+        """Add the rule of one operator; a second one is a mistake."""
         if name in self._by_name:
             raise ValueError(f"there are two rules for aten::{name}")
         self._by_name[name] = rule
@@ -49,41 +50,6 @@ rules = _Rules()
 rule_of = rules.get
 
 
-def quick(
-    rule: Rule, asked: Sequence[Any], specs: Sequence[Spec | None], groups: Sequence[int] | None = None
-) -> Returns | None:
-    """What the rule says about a call, or None when it cannot tell.
-
-    `asked` are the arguments, `specs` the geometries of the operands, None where one is not known. For a call that
-    writes, `groups` are equal for operands that share memory.
-    """
-    for spec in specs:
-        if spec is None or (not spec.plain and (spec.size != (0,) or rule is not _rule_of_cat())):
-            return None
-    if groups is not None and not _may_write(specs, groups):
-        return None
-    try:
-        return rule(*asked)
-    except Unsure:
-        return None
-
-
-def _rule_of_cat() -> Rule | None:
-    # The one operator for which an operand without elements is usual.
-    return rules.get("cat")
-
-
-def _may_write(specs: Sequence[Spec | None], groups: Sequence[int]) -> bool:
-    """False when memory may overlap in a way that eager looks at."""
-    for spec in specs:
-        if spec is None or (not spec.contiguous and spec.overlaps_itself()):
-            return False
-    if len(set(groups)) == len(groups):
-        return True
-    first: dict[int, Spec | None] = {}
-    return all(first.setdefault(group, spec) is spec for spec, group in zip(specs, groups, strict=True))
-
-
 def rule(*names: str) -> Callable[[Rule], Rule]:
     """Make a function the rule of these operators of ATen."""
 
@@ -95,46 +61,70 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
     return add
 
 
-_fresh: dict[Spec, Returns] = {}
-_views: dict[Spec, Returns] = {}
-_same: dict[Spec, Returns] = {}
+def overload(name: str) -> OpOverload:
+    """The operator of ATen with this name, such as "add.Tensor"."""
+    packet, _, tail = name.partition(".")
+    found: OpOverload = getattr(getattr(torch.ops.aten, packet), tail or "default")
+    return found
 
 
-def fresh(spec: Spec) -> Returns:
-    """One new tensor."""
-    returns = _fresh.get(spec)
-    if returns is None:
-        returns = _keep(_fresh, spec, Return(ReturnKind.FRESH, spec, group=0))
-    return returns
+def apply_rule(
+    rule: Rule, shape_args: Sequence[Any], specs: Sequence[Spec | None], groups: Sequence[int] | None = None
+) -> Returns | None:
+    """The returns of a call by its rule; None where the rule does not cover it.
+
+    `shape_args` are the arguments, `specs` those of the operands, None where one is not known. For a call that writes,
+    `groups` are equal for operands that share memory.
+    """
+    for spec in specs:
+        # An empty operand is common for `cat` alone.
+        if spec is None or (not spec.plain and (spec.size != (0,) or rule is not rules.get("cat"))):
+            return None
+    if groups is not None and not _may_write(specs, groups):
+        return None
+    try:
+        return rule(*shape_args)
+    except NoRule:
+        return None
 
 
-def view(spec: Spec) -> Returns:
-    """One view of the first operand."""
-    returns = _views.get(spec)
-    if returns is None:
-        returns = _keep(_views, spec, Return(ReturnKind.VIEW, spec, operand=0))
-    return returns
+def _may_write(specs: Sequence[Spec | None], groups: Sequence[int]) -> bool:
+    """False when memory may overlap in a way that eager checks."""
+    for spec in specs:
+        if spec is None or (not spec.contiguous and spec.overlaps_itself()):
+            return False
+    if len(set(groups)) == len(groups):
+        return True
+    first: dict[int, Spec | None] = {}
+    return all(first.setdefault(group, spec) is spec for spec, group in zip(specs, groups, strict=True))
 
 
-def same(spec: Spec) -> Returns:
-    """The first operand, written to."""
-    returns = _same.get(spec)
-    if returns is None:
-        returns = _keep(_same, spec, Return(ReturnKind.SAME, spec, operand=0))
-    return returns
+class _Answers:
+    """One return of one kind, one object per spec."""
+
+    def __init__(self, kind: ReturnKind, operand: int = -1, group: int = -1) -> None:
+        self._kind, self._operand, self._group = kind, operand, group
+        self._kept: dict[Spec, Returns] = {}
+
+    def __call__(self, spec: Spec) -> Returns:
+        returns = self._kept.get(spec)
+        if returns is None:
+            if not spec.plain:
+                raise NoRule
+            if len(self._kept) >= _KEPT:
+                self._kept.clear()
+            returns = self._kept[spec] = (Return(self._kind, spec, self._operand, self._group),)
+        return returns
 
 
-def _keep(kept: dict[Spec, Returns], spec: Spec, answer: Return) -> Returns:
-    if not spec.plain:
-        raise Unsure
-    if len(kept) >= _KEPT:
-        kept.clear()
-    returns = kept[spec] = (answer,)
-    return returns
+# One new tensor; one view of the first operand; the first operand, written to.
+fresh = _Answers(ReturnKind.FRESH, group=0)
+view = _Answers(ReturnKind.VIEW, operand=0)
+same = _Answers(ReturnKind.SAME, operand=0)
 
 
 def contiguous(dtype: torch.dtype, size: Iterable[int]) -> Spec:
-    """The geometry of a new row-major tensor."""
+    """The spec of a new row-major tensor."""
     sizes = tuple(size)
     return make_spec(dtype, sizes, row_major(sizes))
 
@@ -146,33 +136,28 @@ def fresh_contiguous(dtype: torch.dtype, size: Iterable[int]) -> Returns:
 
 def several(*specs: Spec | None) -> Returns:
     """Several new tensors, None where a return is left out."""
-    found: list[Return] = []
-    for position, spec in enumerate(specs):
-        if spec is None:
-            found.append(Return(ReturnKind.NOTHING))
-        elif spec.plain:
-            found.append(Return(ReturnKind.FRESH, spec, group=position))
-        else:
-            raise Unsure
-    return tuple(found)
+    require(all(spec is None or spec.plain for spec in specs))
+    return tuple(
+        [
+            Return(ReturnKind.NOTHING) if spec is None else Return(ReturnKind.FRESH, spec, group=position)
+            for position, spec in enumerate(specs)
+        ]
+    )
 
 
-def list_of_views(specs: Iterable[Spec]) -> Returns:
-    """One list of views of the first operand."""
-    found = tuple([Return(ReturnKind.VIEW, spec, operand=0) for spec in specs])
-    if not all(item.spec is not None and item.spec.plain for item in found):
-        raise Unsure
-    return (found,)
+def masked(mask: Sequence[bool], *specs: Spec) -> Returns:
+    """New tensors for the gradients that the mask asks for."""
+    return several(*(spec if wanted else None for spec, wanted in zip(specs, mask, strict=True)))
 
 
 def require(condition: Any) -> None:
-    """Give up unless this holds."""
+    """Raise `NoRule` unless this holds."""
     if not condition:
-        raise Unsure
+        raise NoRule
 
 
 def wrap(dimension: int, rank: int) -> int:
     """A dimension counted from the front."""
     if not -rank <= dimension < rank:
-        raise Unsure
+        raise NoRule
     return dimension + rank if dimension < 0 else dimension

@@ -196,7 +196,7 @@ class Interface:
         updated = frozenset(update.input for update in program.updates)
         strides = tuple(spec.stride for spec in specs)
         names = tuple(symbol.name for symbol in program.symbols)
-        known = program.geometry
+        known = program.symbolic_shapes
         shapes = tuple((n, known[i.number]) for n, i in enumerate(program.inputs) if i.number in known)
         return cls(specs, strides, updated, _places(program, built), built.checked, names, guards, shapes)
 

@@ -239,7 +239,7 @@ def _kept_zeros(call: Call, args: list[Any]) -> list[Any]:
 def _shapes(program: Program, specs: dict[int, Spec]) -> Shapes:
     """The shape of every value, symbolic where it is."""
     shapes: dict[int, Spec | Shape] = dict(specs)
-    for number, shape in program.geometry.items():
+    for number, shape in program.symbolic_shapes.items():
         if number in specs:
             shapes[number] = Shape(specs[number].dtype, shape.size, specs[number].numel)
     return shapes
@@ -250,7 +250,7 @@ def example_inputs(program: Program, symbolic: SymbolicSizes) -> list[Any]:
     memory."""
     made: list[Any] = []
     for instruction in program.inputs:
-        shape = program.geometry.get(instruction.number)
+        shape = program.symbolic_shapes.get(instruction.number)
         if shape is None:
             made.append(_example(instruction.spec, program.device))
         else:

@@ -10,14 +10,15 @@ import torch
 from torch_ltc.config import settings
 from torch_ltc.program.instruction import Returns
 from torch_ltc.program.spec import Spec, make_spec, row_major
-from torch_ltc.shapes.broadcasting import is_odd, preserved
-from torch_ltc.shapes.table import contiguous, fresh, fresh_contiguous, require, rule, several
+from torch_ltc.shapes.broadcasting import is_odd
+from torch_ltc.shapes.rules.meta_kernels import copied
+from torch_ltc.shapes.table import contiguous, fresh, fresh_contiguous, masked, require, rule, several
 
 Sizes = Sequence[int]
 
 _FULL_PRECISION = (torch.float32, torch.float64)
 _INDICES = (torch.int64, torch.int32)
-_NONE, _MEAN, _SUM = 0, 1, 2
+_NO_REDUCTION = 0
 
 
 def _all_contiguous(dtype: torch.dtype, *specs: Spec | None) -> None:
@@ -27,66 +28,46 @@ def _all_contiguous(dtype: torch.dtype, *specs: Spec | None) -> None:
         require(spec is None or (spec.contiguous and spec.dtype is dtype))
 
 
-def _masked(mask: Sequence[bool], *specs: Spec) -> Returns:
-    return several(*(spec if wanted else None for spec, wanted in zip(specs, mask, strict=True)))
+def _all(wanted: Spec, *specs: Spec | None) -> None:
+    """Operands of this spec, where they are given."""
+    require(all(spec is None or spec is wanted for spec in specs))
 
 
 # ---- convolutions ---------------------------------------------------------------------------------------------------
 
 
-def _window(length: int, kernel: int, stride: int, padding: int, dilation: int) -> int:
-    made = (length + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
-    require(made > 0 and stride > 0 and padding >= 0 and dilation > 0 and kernel > 0)
+def _windows(lengths: Sizes, kernel: Sizes, *steps: Sizes) -> list[int]:
+    """The number of windows along each dimension; `steps` are stride, padding and dilation."""
+    rank = len(lengths)
+    each = [list(values) * rank if len(values) == 1 else values for values in (kernel, *steps)]
+    require(all(len(values) == rank for values in each))
+    made = []
+    for length, size, stride, padding, dilation in zip(lengths, *each, strict=True):
+        require(stride > 0 and padding >= 0 and dilation > 0 and size > 0)
+        made.append((length + 2 * padding - dilation * (size - 1) - 1) // stride + 1)
+    require(min(made) > 0)
     return made
 
 
-def _each(values: Sizes, rank: int) -> Sizes:
-    return list(values) * rank if len(values) == 1 else values
-
-
 @rule("convolution")
-def convolution(
-    image: Spec,
-    weight: Spec,
-    bias: Spec | None,
-    stride: Sizes,
-    padding: Sizes,
-    dilation: Sizes,
-    transposed: bool,
-    output_padding: Sizes,
-    groups: int,
-) -> Returns:
+def convolution(image: Spec, weight: Spec, bias: Spec | None, *options: Any) -> Returns:
     """A convolution of a batch."""
+    stride, padding, dilation, transposed, _, groups = options
     _all_contiguous(image.dtype, image, weight, bias)
     rank = len(image.size) - 2
     require(not transposed and rank in (1, 2, 3) and len(weight.size) == rank + 2 and groups > 0)
     require(image.size[1] == weight.size[1] * groups and weight.size[0] % groups == 0)
     require(bias is None or bias.size == weight.size[:1])
-    steps = [_each(values, rank) for values in (stride, padding, dilation)]
-    require(all(len(values) == rank for values in steps))
-    lengths = [_window(*each) for each in zip(image.size[2:], weight.size[2:], *steps, strict=True)]
+    lengths = _windows(image.size[2:], weight.size[2:], stride, padding, dilation)
     return fresh_contiguous(image.dtype, (image.size[0], weight.size[0], *lengths))
 
 
 @rule("convolution_backward")
-def convolution_backward(
-    gradient: Spec,
-    image: Spec,
-    weight: Spec,
-    bias_sizes: Sizes | None,
-    stride: Sizes,
-    padding: Sizes,
-    dilation: Sizes,
-    transposed: bool,
-    output_padding: Sizes,
-    groups: int,
-    mask: Sequence[bool],
-) -> Returns:
+def convolution_backward(gradient: Spec, image: Spec, weight: Spec, bias_sizes: Sizes | None, *options: Any) -> Returns:
     """The gradients of a convolution."""
-    _all_contiguous(image.dtype, gradient, image, weight)
-    forward = convolution(image, weight, None, stride, padding, dilation, transposed, output_padding, groups)
-    require(forward == fresh(gradient))
-    return _masked(mask, image, weight, contiguous(image.dtype, weight.size[:1]))
+    *forward, mask = options
+    require(convolution(image, weight, None, *forward) == fresh(gradient))
+    return masked(mask, image, weight, contiguous(image.dtype, weight.size[:1]))
 
 
 # ---- norms ----------------------------------------------------------------------------------------------------------
@@ -106,65 +87,39 @@ def layer_norm(image: Spec, shape: Sizes, weight: Spec | None, bias: Spec | None
 
 
 @rule("native_layer_norm_backward")
-def layer_norm_backward(
-    gradient: Spec,
-    image: Spec,
-    shape: Sizes,
-    mean: Spec,
-    deviation: Spec,
-    weight: Spec | None,
-    bias: Spec | None,
-    mask: Sequence[bool],
-) -> Returns:
+def layer_norm_backward(gradient: Spec, image: Spec, shape: Sizes, mean: Spec, deviation: Spec, *rest: Any) -> Returns:
     """The gradients of a layer norm."""
-    forward = layer_norm(image, shape, weight, bias, 0.0)
+    weight, bias, mask = rest
     require(gradient is image and weight is not None and bias is not None)
-    require(forward == several(image, mean, deviation) and weight is not None and bias is not None)
+    require(layer_norm(image, shape, weight, bias, 0.0) == several(image, mean, deviation))
     affine = contiguous(image.dtype, shape)
-    return _masked(mask, image, affine, affine)
+    return masked(mask, image, affine, affine)
+
+
+def _batch_statistics(image: Spec, training: bool, *specs: Spec | None) -> Spec:
+    """The spec of means and deviations of a batch, which those of the other operands must be."""
+    require(training and len(image.size) >= 2 and image.dtype in _FULL_PRECISION and image.contiguous)
+    affine = contiguous(image.dtype, image.size[1:2])
+    _all(affine, *specs)
+    return affine
 
 
 @rule("native_batch_norm", "_native_batch_norm_legit")
-def batch_norm(
-    image: Spec,
-    weight: Spec | None,
-    bias: Spec | None,
-    running_mean: Spec | None,
-    running_variance: Spec | None,
-    training: bool,
-    momentum: float,
-    eps: float,
-) -> Returns:
+def batch_norm(image: Spec, *rest: Any) -> Returns:
     """The normalised tensor, means and deviations of the batch."""
-    require(settings.device_type == "cpu" and training and len(image.size) >= 2 and image.dtype in _FULL_PRECISION)
-    affine = contiguous(image.dtype, image.size[1:2])
-    _all_contiguous(image.dtype, image)
-    for spec in (weight, bias, running_mean, running_variance):
-        require(spec is None or spec is affine)
+    *affines, training, _, _ = rest
+    require(settings.device_type == "cpu")
+    affine = _batch_statistics(image, training, *affines)
     return several(image, affine, affine)
 
 
 @rule("native_batch_norm_backward")
-def batch_norm_backward(
-    gradient: Spec,
-    image: Spec,
-    weight: Spec | None,
-    running_mean: Spec | None,
-    running_variance: Spec | None,
-    mean: Spec | None,
-    deviation: Spec | None,
-    training: bool,
-    eps: float,
-    mask: Sequence[bool],
-) -> Returns:
+def batch_norm_backward(gradient: Spec, image: Spec, weight: Spec | None, *rest: Any) -> Returns:
     """The gradients of a batch norm."""
-    require(gradient is image and training and len(image.size) >= 2 and image.dtype in _FULL_PRECISION)
-    _all_contiguous(image.dtype, image)
-    affine = contiguous(image.dtype, image.size[1:2])
-    require(mean is affine and deviation is affine and weight is affine)
-    for spec in (running_mean, running_variance):
-        require(spec is None or spec is affine)
-    return _masked(mask, image, affine, affine)
+    *affines, training, _, mask = rest
+    require(gradient is image and weight is not None and None not in affines[2:])
+    affine = _batch_statistics(image, training, weight, *affines)
+    return masked(mask, image, affine, affine)
 
 
 # ---- pools ----------------------------------------------------------------------------------------------------------
@@ -172,34 +127,22 @@ def batch_norm_backward(
 
 def _pooled(spec: Spec, kernel: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes, ceil: bool) -> tuple[int, ...]:
     require(spec.contiguous and spec.dtype.is_floating_point and len(spec.size) == 4 and not ceil)
-    kernel, padding, dilation = _each(kernel, 2), _each(padding, 2), _each(dilation, 2)
-    stride = _each(stride, 2) if stride else kernel
-    require(all(2 * p <= k for p, k in zip(padding, kernel, strict=True)))
-    steps = zip(spec.size[2:], kernel, stride, padding, dilation, strict=True)
-    return (*spec.size[:2], *(_window(*each) for each in steps))
+    require(2 * max(padding) <= min(kernel))
+    return (*spec.size[:2], *_windows(spec.size[2:], kernel, stride or kernel, padding, dilation))
 
 
 @rule("max_pool2d_with_indices")
-def max_pool(spec: Spec, kernel: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes, ceil: bool) -> Returns:
+def max_pool(spec: Spec, *options: Any) -> Returns:
     """The largest of each window, and where it is."""
-    size = _pooled(spec, kernel, stride, padding, dilation, ceil)
+    size = _pooled(spec, *options)
     return several(contiguous(spec.dtype, size), contiguous(torch.int64, size))
 
 
 @rule("max_pool2d_with_indices_backward")
-def max_pool_backward(
-    gradient: Spec,
-    spec: Spec,
-    kernel: Sizes,
-    stride: Sizes,
-    padding: Sizes,
-    dilation: Sizes,
-    ceil: bool,
-    indices: Spec,
-) -> Returns:
+def max_pool_backward(gradient: Spec, spec: Spec, *rest: Any) -> Returns:
     """The gradient of the former."""
-    size = _pooled(spec, kernel, stride, padding, dilation, ceil)
-    require(gradient is contiguous(spec.dtype, size) and indices is contiguous(torch.int64, size))
+    *options, indices = rest
+    require(max_pool(spec, *options) == several(gradient, indices))
     return fresh(spec)
 
 
@@ -213,19 +156,9 @@ def mean_pool(
 
 
 @rule("avg_pool2d_backward")
-def mean_pool_backward(
-    gradient: Spec,
-    spec: Spec,
-    kernel: Sizes,
-    stride: Sizes,
-    padding: Sizes,
-    ceil: bool,
-    include_padding: bool,
-    divisor: int | None,
-) -> Returns:
+def mean_pool_backward(gradient: Spec, spec: Spec, *options: Any) -> Returns:
     """The gradient of the former."""
-    require(divisor is None)
-    require(gradient is contiguous(spec.dtype, _pooled(spec, kernel, stride, padding, (1, 1), ceil)))
+    require(mean_pool(spec, *options) == fresh(gradient))
     return fresh(spec)
 
 
@@ -270,7 +203,7 @@ def attention(
 
 def _attended(query: Spec) -> tuple[int, ...]:
     if not is_odd(query):
-        return preserved(query)
+        return copied(query).stride
     # One position, as when words are generated one by one.
     require(query.size[1] > 1 and query.size[3] > 1)
     return row_major(query.size)
@@ -298,18 +231,15 @@ def _rows_first(spec: Spec) -> Spec:
 def nll_loss(spec: Spec, target: Spec, weight: Spec | None, reduction: int, ignored: int) -> Returns:
     """The loss, and what it was divided by."""
     _check_classes(spec, target, weight)
-    size = spec.size[:1] if reduction == _NONE else ()
+    size = spec.size[:1] if reduction == _NO_REDUCTION else ()
     return several(contiguous(spec.dtype, size), contiguous(spec.dtype, ()))
 
 
 @rule("nll_loss_backward")
-def nll_loss_backward(
-    gradient: Spec, spec: Spec, target: Spec, weight: Spec | None, reduction: int, ignored: int, divisor: Spec
-) -> Returns:
+def nll_loss_backward(gradient: Spec, spec: Spec, *rest: Any) -> Returns:
     """The gradient of the scores."""
-    _check_classes(spec, target, weight)
-    require(gradient is contiguous(spec.dtype, spec.size[:1] if reduction == _NONE else ()))
-    require(divisor is contiguous(spec.dtype, ()))
+    *forward, divisor = rest
+    require(nll_loss(spec, *forward) == several(gradient, divisor))
     return fresh(spec)
 
 
@@ -323,12 +253,11 @@ def _check_classes(spec: Spec, target: Spec, weight: Spec | None) -> None:
 def squared_error(spec: Spec, target: Spec, reduction: int) -> Returns:
     """The squared difference, or what becomes of it."""
     require(spec is target and spec.contiguous and spec.dtype.is_floating_point)
-    return fresh(spec) if reduction == _NONE else fresh_contiguous(spec.dtype, ())
+    return fresh(spec) if reduction == _NO_REDUCTION else fresh_contiguous(spec.dtype, ())
 
 
 @rule("mse_loss_backward")
 def squared_error_backward(gradient: Spec, spec: Spec, target: Spec, reduction: int) -> Returns:
     """The gradient of the former."""
-    require(spec is target and spec.contiguous and spec.dtype.is_floating_point)
-    require(gradient is (spec if reduction == _NONE else contiguous(spec.dtype, ())))
+    require(squared_error(spec, target, reduction) == fresh(gradient))
     return fresh(spec)

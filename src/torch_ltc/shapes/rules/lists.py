@@ -9,19 +9,21 @@ import torch
 
 from torch_ltc.program.instruction import Return, ReturnKind, Returns
 from torch_ltc.program.spec import Spec, make_spec
-from torch_ltc.shapes.broadcasting import fits, preserved
-from torch_ltc.shapes.table import Rule, require, rules
+from torch_ltc.shapes.broadcasting import elementwise_strides, fits
+from torch_ltc.shapes.table import require, rule, rules
 
 Specs = Sequence[Spec]
 
-_BINARY = "add sub mul div maximum minimum clamp_max clamp_min pow"
-_UNARY = "sqrt neg exp abs reciprocal sign log"
-_TERNARY = "addcmul addcdiv"
-_OVERLOADS = ("Scalar", "List", "ScalarList", "Tensor")
+_NAMES = (
+    "sqrt neg exp abs reciprocal sign log add sub mul div maximum minimum clamp_max clamp_min pow addcmul addcdiv lerp"
+)
+# Not the values of addcmul and addcdiv as one tensor, which the device reads.
+_ALSO_TENSOR = ("add", "mul", "div")
 
 
 def _check(targets: Specs, others: Sequence[Any]) -> None:
     """Floating tensors in lists of one length, equal sizes and dtypes side by side, and numbers that fit."""
+    require(targets)
     dtype = targets[0].dtype
     require(dtype.is_floating_point and all(target.dtype is dtype for target in targets))
     for other in others:
@@ -39,53 +41,33 @@ def _check(targets: Specs, others: Sequence[Any]) -> None:
 
 
 def _in_place(targets: Specs, *others: Any) -> Returns:
-    require(targets)
     _check(targets, others)
     return ()
 
 
 def _fresh(targets: Specs, *others: Any) -> Returns:
-    require(targets)
     _check(targets, others)
+    lists = [other for other in others if isinstance(other, (list, tuple)) and isinstance(other[0], Spec)]
     made = []
     for position, spec in enumerate(targets):
-        require(all(_like(other, position, spec) for other in others))
-        own = spec if spec.contiguous else make_spec(spec.dtype, spec.size, preserved(spec))
-        made.append(Return(ReturnKind.FRESH, own, group=position))
+        strides = elementwise_strides(spec.size, (spec, *(other[position] for other in lists)))
+        made.append(Return(ReturnKind.FRESH, make_spec(spec.dtype, spec.size, strides), group=position))
     return (tuple(made),)
 
 
-def _like(other: Any, position: int, spec: Spec) -> bool:
-    """True when this operand beside `spec` does not change the layout of the result."""
-    if not isinstance(other, (list, tuple)):
-        return True
-    item = other[position]
-    return not isinstance(item, Spec) or item.stride == spec.stride
+def _add(name: str) -> None:
+    for packet, function in ((f"_foreach_{name}", _fresh), (f"_foreach_{name}_", _in_place)):
+        for tail in getattr(torch.ops.aten, packet).overloads():
+            if tail in ("default", "Scalar", "List", "ScalarList") or (tail == "Tensor" and name in _ALSO_TENSOR):
+                rules.add(packet if tail == "default" else f"{packet}.{tail}", function)
 
 
-def _add(name: str, overloads: Sequence[str]) -> None:
-    for overload in overloads:
-        if (overload or "default") not in getattr(torch.ops.aten, f"_foreach_{name}").overloads():
-            continue
-        tail = f".{overload}" if overload else ""
-        pairs: tuple[tuple[str, Rule], ...] = (
-            (f"_foreach_{name}_{tail}", _in_place),
-            (f"_foreach_{name}{tail}", _fresh),
-        )
-        for full_name, function in pairs:
-            rules.add(full_name, function)
+for _name in _NAMES.split():
+    _add(_name)
 
 
-for _name in _UNARY.split():
-    _add(_name, ("",))
-for _name in _BINARY.split():
-    _add(_name, _OVERLOADS)
-for _name in _TERNARY.split():
-    _add(_name, ("Scalar", "ScalarList"))
-_add("lerp", ("Scalar", "List", "ScalarList"))
-
-
-def _fused(targets: Specs, gradients: Specs, *rest: Any) -> Returns:
+@rule("_fused_sgd_", "_fused_adam_", "_fused_adamw_", "_fused_adagrad_")
+def fused(targets: Specs, gradients: Specs, *rest: Any) -> Returns:
     """A step of an optimizer in one call; lists of state are as long as that of the parameters, or empty."""
     require(targets and len(gradients) == len(targets))
     dtype = targets[0].dtype
@@ -99,7 +81,3 @@ def _fused(targets: Specs, gradients: Specs, *rest: Any) -> Returns:
             # A scale of the gradients, or a rate that is a tensor.
             require(not isinstance(state, Spec))
     return ()
-
-
-for _name in ("sgd", "adam", "adamw", "adagrad"):
-    rules.add(f"_fused_{_name}_", _fused)

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
 from torch_ltc.program.instruction import Returns
 from torch_ltc.program.spec import Spec
 from torch_ltc.shapes.broadcasting import broadcast, fits, is_contiguous, is_row_major
-from torch_ltc.shapes.table import contiguous, fresh_contiguous, require, rule, several
+from torch_ltc.shapes.table import contiguous, fresh_contiguous, masked, require, rule, rules
 
 
-def product(first: Spec, second: Spec, rank: int) -> tuple[int, ...]:
+def _product(first: Spec, second: Spec, rank: int) -> tuple[int, ...]:
     """The size of a product of matrices, or of batches of them."""
     require(len(first.size) == rank and len(second.size) == rank and first.dtype is second.dtype)
     require(first.size[-1] == second.size[-2] and first.size[:-2] == second.size[:-2])
@@ -21,51 +19,35 @@ def product(first: Spec, second: Spec, rank: int) -> tuple[int, ...]:
     return (*first.size[:-1], second.size[-1])
 
 
-@rule("mm")
-def mm(first: Spec, second: Spec) -> Returns:
-    """A product of two matrices."""
-    return fresh_contiguous(first.dtype, product(first, second, 2))
+def _add_products(name: str, added: str, rank: int) -> None:
+    def product(first: Spec, second: Spec) -> Returns:
+        return fresh_contiguous(first.dtype, _product(first, second, rank))
+
+    def sum_with_product(start: Spec, first: Spec, second: Spec, beta: Any, alpha: Any) -> Returns:
+        size = _product(first, second, rank)
+        require(start.dtype is first.dtype and fits(beta, first.dtype) and fits(alpha, first.dtype))
+        require(len(start.size) <= rank and broadcast(size, start.size) == size)
+        return fresh_contiguous(first.dtype, size)
+
+    rules.add(name, product)
+    rules.add(added, sum_with_product)
 
 
-@rule("bmm")
-def bmm(first: Spec, second: Spec) -> Returns:
-    """Products of batches of matrices."""
-    return fresh_contiguous(first.dtype, product(first, second, 3))
+_add_products("mm", "addmm", 2)
+_add_products("bmm", "baddbmm", 3)
 
 
-def _added(start: Spec, first: Spec, second: Spec, rank: int, beta: Any, alpha: Any) -> Returns:
-    size = product(first, second, rank)
-    require(start.dtype is first.dtype and fits(beta, first.dtype) and fits(alpha, first.dtype))
-    require(len(start.size) <= rank and broadcast(size, start.size) == size)
-    return fresh_contiguous(first.dtype, size)
+def _add_vector_product(name: str, rank: int) -> None:
+    def product(first: Spec, vector: Spec) -> Returns:
+        require(len(first.size) == rank and vector.size == first.size[-1:] and first.dtype is vector.dtype)
+        require(first.dtype.is_floating_point)
+        return fresh_contiguous(first.dtype, first.size[:-1])
+
+    rules.add(name, product)
 
 
-@rule("addmm")
-def addmm(start: Spec, first: Spec, second: Spec, beta: Any, alpha: Any) -> Returns:
-    """A product of two matrices and a sum."""
-    return _added(start, first, second, 2, beta, alpha)
-
-
-@rule("baddbmm")
-def baddbmm(start: Spec, first: Spec, second: Spec, beta: Any, alpha: Any) -> Returns:
-    """Products of batches of matrices and a sum."""
-    return _added(start, first, second, 3, beta, alpha)
-
-
-@rule("mv")
-def mv(matrix: Spec, vector: Spec) -> Returns:
-    """A product of a matrix and a vector."""
-    require(len(matrix.size) == 2 and vector.size == matrix.size[1:] and matrix.dtype is vector.dtype)
-    require(matrix.dtype.is_floating_point)
-    return fresh_contiguous(matrix.dtype, matrix.size[:1])
-
-
-@rule("dot")
-def dot(first: Spec, second: Spec) -> Returns:
-    """A product of two vectors."""
-    require(len(first.size) == 1 and first.size == second.size and first.dtype is second.dtype)
-    require(first.dtype.is_floating_point)
-    return fresh_contiguous(first.dtype, ())
+_add_vector_product("mv", 2)
+_add_vector_product("dot", 1)
 
 
 @rule("linear")
@@ -83,22 +65,18 @@ def linear(operand: Spec, weight: Spec, bias: Spec | None) -> Returns:
 def linear_backward(operand: Spec, gradient: Spec, weight: Spec, mask: Sequence[bool]) -> Returns:
     """The gradients of a linear layer."""
     dtype = operand.dtype
-    require(gradient.dtype is dtype and weight.dtype is dtype and dtype.is_floating_point)
-    require(len(operand.size) >= 2 and len(weight.size) == 2 and operand.size[-1] == weight.size[1])
+    require(gradient.dtype is dtype and linear(operand, weight, None))
     require(gradient.size == (*operand.size[:-1], weight.size[0]))
     # Of one column, a matrix is laid out by rows and by columns.
     require(is_row_major(operand) and is_row_major(weight) and operand.size[-1] > 1)
-    return _gradients(dtype, mask, operand.size, weight.size, weight.size[:1])
-
-
-def _gradients(dtype: torch.dtype, mask: Sequence[bool], *sizes: tuple[int, ...]) -> Returns:
-    return several(*(contiguous(dtype, size) if wanted else None for size, wanted in zip(sizes, mask, strict=True)))
+    sizes = (operand.size, weight.size, weight.size[:1])
+    return masked(mask, *(contiguous(dtype, size) for size in sizes))
 
 
 def _batches(first: Spec, second: Spec) -> tuple[int, ...]:
     rank = len(first.size)
     require(rank > 2)
-    return product(first, second, rank)
+    return _product(first, second, rank)
 
 
 @rule("matmul")
@@ -111,7 +89,4 @@ def matmul(first: Spec, second: Spec) -> Returns:
 def matmul_backward(gradient: Spec, first: Spec, second: Spec, mask: Sequence[bool]) -> Returns:
     """The gradients of products of batches of matrices."""
     require(gradient.size == _batches(first, second) and gradient.dtype is first.dtype)
-    made = (first.size, second.size)
-    return several(
-        *(contiguous(first.dtype, size) if wanted else None for size, wanted in zip(made, mask, strict=True))
-    )
+    return masked(mask, contiguous(first.dtype, first.size), contiguous(first.dtype, second.size))

@@ -1,4 +1,4 @@
-"""Data that moves: joining, choosing, padding."""
+"""Data that moves: joining, choosing, counting."""
 
 from __future__ import annotations
 
@@ -9,12 +9,9 @@ import torch
 
 from torch_ltc.program.instruction import Returns
 from torch_ltc.program.spec import Spec
-from torch_ltc.shapes.broadcasting import fits
 from torch_ltc.shapes.table import fresh, fresh_contiguous, require, rule, wrap
 
 Sizes = Sequence[int]
-
-_INDICES = (torch.int64, torch.int32)
 
 
 @rule("cat")
@@ -53,14 +50,6 @@ def stack(parts: Sequence[Spec], dimension: int) -> Returns:
     return fresh_contiguous(first.dtype, (*first.size[:dimension], len(parts), *first.size[dimension:]))
 
 
-@rule("index_select")
-def index_select(spec: Spec, dimension: int, index: Spec) -> Returns:
-    """Places of a dimension."""
-    require(spec.size and len(index.size) == 1 and index.dtype in _INDICES and spec.contiguous)
-    dimension = wrap(dimension, len(spec.size))
-    return fresh_contiguous(spec.dtype, (*spec.size[:dimension], index.size[0], *spec.size[dimension + 1 :]))
-
-
 @rule("gather")
 def gather(spec: Spec, dimension: int, index: Spec, sparse: bool) -> Returns:
     """An element for each index."""
@@ -84,9 +73,8 @@ def index_rows(spec: Spec, indices: Sequence[Spec | None]) -> Returns:
 @rule("slice_backward")
 def slice_backward(gradient: Spec, size: Sizes, dimension: int, start: int, end: int, step: int) -> Returns:
     """The gradient where the slice was, zeros elsewhere."""
-    rank = len(size)
-    dimension = wrap(dimension, rank)
-    require(step > 0 and len(gradient.size) == rank)
+    dimension = wrap(dimension, len(size))
+    require(step > 0)
     length = len(range(*slice(start, end, step).indices(size[dimension])))
     require(gradient.size == (*size[:dimension], length, *size[dimension + 1 :]))
     return fresh_contiguous(gradient.dtype, size)
@@ -112,8 +100,7 @@ def triangle(spec: Spec, diagonal: int) -> Returns:
 def flip(spec: Spec, dimensions: Sizes) -> Returns:
     """Dimensions turned round."""
     require(spec.contiguous and spec.size)
-    places = [wrap(i, len(spec.size)) for i in dimensions]
-    require(len(set(places)) == len(places))
+    require(len({wrap(i, len(spec.size)) for i in dimensions}) == len(dimensions))
     return fresh(spec)
 
 
@@ -126,13 +113,10 @@ def repeat(spec: Spec, repeats: Sizes) -> Returns:
     return fresh_contiguous(spec.dtype, [n * times for n, times in zip(size, repeats, strict=True)])
 
 
-@rule("constant_pad_nd")
-def pad(spec: Spec, padding: Sizes, value: Any) -> Returns:
-    """The tensor with a margin."""
-    require(spec.contiguous and len(padding) % 2 == 0 and len(padding) <= 2 * len(spec.size))
-    require(fits(value, spec.dtype))
-    size = list(spec.size)
-    for i in range(len(padding) // 2):
-        size[-1 - i] += padding[2 * i] + padding[2 * i + 1]
-    require(min(size, default=1) > 0 and min(padding, default=0) >= 0)
-    return fresh_contiguous(spec.dtype, size)
+@rule("arange", "arange.start", "arange.start_step")
+def arange(*args: Any) -> Returns:
+    """Whole numbers in order."""
+    *bounds, dtype, layout, _, _ = args
+    require(all(type(bound) is int for bound in bounds) and 0 not in bounds[2:])
+    require(dtype in (None, torch.int64) and layout in (None, torch.strided))
+    return fresh_contiguous(torch.int64, (len(range(*bounds)),))

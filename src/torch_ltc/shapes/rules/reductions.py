@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -10,19 +10,39 @@ import torch
 from torch_ltc.program.instruction import Returns
 from torch_ltc.program.spec import Spec
 from torch_ltc.shapes.broadcasting import fits
-from torch_ltc.shapes.table import (
-    Rule,
-    contiguous,
-    fresh,
-    fresh_contiguous,
-    require,
-    rule,
-    rules,
-    several,
-    wrap,
-)
+from torch_ltc.shapes.table import contiguous, fresh, fresh_contiguous, overload, require, rule, rules, several, wrap
 
 Dimensions = int | Sequence[int] | None
+# The dtype of the result, given the operand and the argument `dtype`; raises NoRule for operands that it may not take.
+Gives = Callable[[Spec, "torch.dtype | None"], torch.dtype]
+
+
+def _summed(spec: Spec, dtype: torch.dtype | None) -> torch.dtype:
+    require(not spec.dtype.is_complex)
+    return dtype or (spec.dtype if spec.dtype.is_floating_point else torch.int64)
+
+
+def _own(spec: Spec, dtype: torch.dtype | None) -> torch.dtype:
+    require(spec.dtype.is_floating_point and dtype in (None, spec.dtype))
+    return spec.dtype
+
+
+def _place(spec: Spec, dtype: torch.dtype | None) -> torch.dtype:
+    require(not spec.dtype.is_complex and spec.dtype is not torch.bool and spec.size)
+    return torch.int64
+
+
+def _truth(spec: Spec, dtype: torch.dtype | None) -> torch.dtype:
+    require(spec.dtype is not torch.uint8)
+    return torch.bool
+
+
+_FAMILIES: tuple[tuple[str, Gives], ...] = (
+    ("sum sum.dim_IntList prod prod.dim_int", _summed),
+    ("mean mean.dim amax amin logsumexp var.correction std.correction linalg_vector_norm", _own),
+    ("argmax argmin", _place),
+    ("any all any.dim all.dim", _truth),
+)
 
 
 def reduced(spec: Spec, dimensions: Dimensions, keep: bool) -> tuple[int, ...]:
@@ -41,52 +61,25 @@ def reduced(spec: Spec, dimensions: Dimensions, keep: bool) -> tuple[int, ...]:
     return tuple([n for i, n in enumerate(spec.size) if i not in chosen])
 
 
-def _summed(spec: Spec, dtype: torch.dtype | None) -> torch.dtype:
-    if dtype is not None:
-        return dtype
-    return torch.int64 if not spec.dtype.is_floating_point and not spec.dtype.is_complex else spec.dtype
+def _add_rule(name: str, gives: Gives) -> None:
+    places = {argument.name: i for i, argument in enumerate(overload(name)._schema.arguments)}
+    along, keep, dtype, order = (places.get(argument) for argument in ("dim", "keepdim", "dtype", "ord"))
+
+    def reduction(*args: Any) -> Returns:
+        spec: Spec = args[0]
+        kind = gives(spec, None if dtype is None else args[dtype])
+        require(order is None or fits(args[order], spec.dtype))
+        if along is None:
+            return fresh_contiguous(kind, ())
+        require(spec.contiguous and (spec.size or kind is not torch.bool))
+        return fresh_contiguous(kind, reduced(spec, args[along], keep is not None and args[keep]))
+
+    rules.add(name, reduction)
 
 
-@rule("sum", "prod")
-def total(spec: Spec, dtype: torch.dtype | None) -> Returns:
-    """Everything added up."""
-    require(not spec.dtype.is_complex)
-    return fresh_contiguous(_summed(spec, dtype), ())
-
-
-@rule("sum.dim_IntList", "prod.dim_int")
-def total_along(spec: Spec, dimensions: Dimensions, keep: bool, dtype: torch.dtype | None) -> Returns:
-    """Dimensions added up."""
-    require(spec.contiguous and not spec.dtype.is_complex)
-    return fresh_contiguous(_summed(spec, dtype), reduced(spec, dimensions, keep))
-
-
-@rule("mean")
-def mean(spec: Spec, dtype: torch.dtype | None) -> Returns:
-    """The mean of everything."""
-    require(spec.dtype.is_floating_point and dtype in (None, spec.dtype))
-    return fresh_contiguous(spec.dtype, ())
-
-
-@rule("mean.dim")
-def mean_along(spec: Spec, dimensions: Dimensions, keep: bool, dtype: torch.dtype | None) -> Returns:
-    """The mean along dimensions."""
-    require(spec.dtype.is_floating_point and dtype in (None, spec.dtype) and spec.contiguous)
-    return fresh_contiguous(spec.dtype, reduced(spec, dimensions, keep))
-
-
-@rule("amax", "amin", "logsumexp")
-def extreme_along(spec: Spec, dimensions: Dimensions, keep: bool) -> Returns:
-    """The extreme along dimensions."""
-    require(spec.dtype.is_floating_point and spec.contiguous)
-    return fresh_contiguous(spec.dtype, reduced(spec, dimensions, keep))
-
-
-@rule("max", "min")
-def extreme(spec: Spec) -> Returns:
-    """The extreme of everything."""
-    require(not spec.dtype.is_complex)
-    return fresh_contiguous(spec.dtype, ())
+for _names, _gives in _FAMILIES:
+    for _name in _names.split():
+        _add_rule(_name, _gives)
 
 
 @rule("max.dim", "min.dim")
@@ -97,51 +90,16 @@ def extreme_and_place(spec: Spec, dimension: int, keep: bool) -> Returns:
     return several(contiguous(spec.dtype, size), contiguous(torch.int64, size))
 
 
-@rule("argmax", "argmin")
-def place_of_extreme(spec: Spec, dimension: int | None, keep: bool) -> Returns:
-    """Where the extreme is."""
-    require(not spec.dtype.is_complex and spec.dtype is not torch.bool and spec.contiguous and spec.size)
-    return fresh_contiguous(torch.int64, reduced(spec, dimension, keep))
-
-
-@rule("any", "all")
-def truth(spec: Spec) -> Returns:
-    """One truth value."""
-    require(spec.dtype is not torch.uint8)
-    return fresh_contiguous(torch.bool, ())
-
-
-@rule("any.dim", "all.dim")
-def truth_along(spec: Spec, dimension: int, keep: bool) -> Returns:
-    """Truth values along a dimension."""
-    require(spec.dtype is not torch.uint8 and spec.contiguous and spec.size)
-    return fresh_contiguous(torch.bool, reduced(spec, dimension, keep))
-
-
-@rule("var.correction", "std.correction")
-def variance(spec: Spec, dimensions: Dimensions, correction: Any, keep: bool) -> Returns:
-    """The variance along dimensions."""
-    require(spec.dtype.is_floating_point and spec.contiguous and spec.size)
-    return fresh_contiguous(spec.dtype, reduced(spec, dimensions, keep))
-
-
-@rule("linalg_vector_norm")
-def vector_norm(spec: Spec, order: Any, dimensions: Dimensions, keep: bool, dtype: torch.dtype | None) -> Returns:
-    """The norm along dimensions."""
-    require(spec.dtype.is_floating_point and spec.contiguous and dtype is None and fits(order, spec.dtype))
-    return fresh_contiguous(spec.dtype, reduced(spec, dimensions, keep))
-
-
 @rule("cumsum")
 def running_total(spec: Spec, dimension: int, dtype: torch.dtype | None) -> Returns:
     """Sums up to each place."""
-    require(spec.contiguous and spec.size and not spec.dtype.is_complex)
+    require(spec.contiguous and spec.size)
     wrap(dimension, len(spec.size))
     return fresh_contiguous(_summed(spec, dtype), spec.size)
 
 
 @rule("topk")
-def largest(spec: Spec, count: int, dimension: int, largest_first: bool, in_order: bool) -> Returns:
+def largest(spec: Spec, count: int, dimension: int, *options: bool) -> Returns:
     """The largest or smallest along a dimension, and where they are."""
     require(spec.contiguous and spec.size and not spec.dtype.is_complex and spec.dtype is not torch.bool)
     dimension = wrap(dimension, len(spec.size))
@@ -150,41 +108,30 @@ def largest(spec: Spec, count: int, dimension: int, largest_first: bool, in_orde
     return several(contiguous(spec.dtype, size), contiguous(torch.int64, size))
 
 
-def _sorted(spec: Spec, dimension: int) -> Returns:
+@rule("sort")
+def in_order(spec: Spec, dimension: int, descending: bool) -> Returns:
+    """The tensor sorted, and where everything was."""
     require(spec.contiguous and spec.size and not spec.dtype.is_complex)
     wrap(dimension, len(spec.size))
     return several(spec, contiguous(torch.int64, spec.size))
 
 
-@rule("sort")
-def in_order(spec: Spec, dimension: int, descending: bool) -> Returns:
-    """The tensor sorted, and where everything was."""
-    return _sorted(spec, dimension)
-
-
 @rule("sort.stable")
 def in_stable_order(spec: Spec, stable: bool | None, dimension: int, descending: bool) -> Returns:
     """The tensor sorted, and where everything was."""
-    return _sorted(spec, dimension)
+    return in_order(spec, dimension, descending)
 
 
-def _softmax() -> Rule:
-    def softmax(spec: Spec, dimension: int, half_to_float: bool) -> Returns:
-        require(spec.dtype.is_floating_point and spec.contiguous and spec.size and not half_to_float)
-        wrap(dimension, len(spec.size))
-        return fresh(spec)
-
-    return softmax
-
-
-rules.add("_softmax", _softmax())
-rules.add("_log_softmax", _softmax())
+@rule("_softmax", "_log_softmax")
+def softmax(spec: Spec, dimension: int, half_to_float: bool) -> Returns:
+    """The same spec."""
+    require(spec.dtype.is_floating_point and spec.contiguous and spec.size and not half_to_float)
+    wrap(dimension, len(spec.size))
+    return fresh(spec)
 
 
 @rule("_softmax_backward_data", "_log_softmax_backward_data")
 def softmax_backward(gradient: Spec, output: Spec, dimension: int, dtype: torch.dtype) -> Returns:
     """The gradient of either."""
-    require(gradient is output and gradient.contiguous and gradient.size)
-    require(gradient.dtype is dtype and dtype.is_floating_point)
-    wrap(dimension, len(gradient.size))
-    return fresh(gradient)
+    require(gradient is output and dtype is gradient.dtype)
+    return softmax(gradient, dimension, False)

@@ -253,76 +253,89 @@ def _argument_lines(argument: Argument, index: int, lines: list[str]) -> str:
     return part
 
 
+_PAD = " " * 12
+
+
 def _result_lines(operator: Operator, values: str) -> list[str]:
     """Statements after the key was found: the quick way for the common results, else `finish`."""
-    pad = " " * 12
     schema = operator.op._schema
-    settle = [f"{pad}if numbers:", f"{pad}    recorder.take_numbers(child, operator, {values})"]
-    note = [f"{pad}recorder.note_line(child)"] if operator.located else []
+    settle = [f"{_PAD}if numbers:", f"{_PAD}    recorder.take_numbers(child, operator, {values})"]
+    note = [f"{_PAD}recorder.note_line(child)"] if operator.located else []
     written = [a for a in operator.arguments if a.written]
     general = f"return finish(child, operator, {values})"
     declared = [str(returned.type) for returned in schema.returns]
     if len(declared) > 1 and set(declared) == {"Tensor"} and not written:
-        return [
-            f"{pad}if child.plan is None:",
-            f"{pad}    {general}",
-            *settle,
-            *note,
-            f"{pad}recorder.node = child",
-            f"{pad}number = recorder.count",
-            f"{pad}recorder.count = number + child.made",
-            f"{pad}return new_tensors(child, number)",
-        ]
+        return _several_results(general, [*settle, *note])
     if len(declared) != 1:
-        return [pad + general]
+        return [_PAD + general]
     alias_info = schema.returns[0].alias_info
     if len(written) == 1 and written[0].kind is Kind.TENSOR and alias_info is not None and alias_info.is_write:
-        return [*settle, *note, f"{pad}recorder.node = child", f"{pad}return {_name(written[0])}"]
+        return [*settle, *note, f"{_PAD}recorder.node = child", f"{_PAD}return {_name(written[0])}"]
     if declared[0] != "Tensor" or written:
-        return [pad + general]
+        return [_PAD + general]
     if alias_info is None:
-        return [
-            *settle,
-            f"{pad}size = child.size",
-            f"{pad}if size is None:",
-            f"{pad}    {general}",
-            *note,
-            # No call between these: an interrupt cannot leave one done and the other not.
-            f"{pad}recorder.node = child",
-            f"{pad}number = recorder.count",
-            f"{pad}recorder.count = number + 1",
-            f"{pad}result = create(size, child.dtype)",
-            f"{pad}refuse(result)",
-            f"{pad}storage_of(result).handle = buffer = Buffer()",
-            f"{pad}buffer.number = number",
-            f"{pad}buffer.spec = child.spec",
-            f"{pad}keep(buffer)",
-            f"{pad}result._ltc = number",
-            f"{pad}return result",
-        ]
+        return _fresh_result(general, settle, note)
     base = operator.arguments[0]
     if base.kind is not Kind.TENSOR or base.optional or note:
-        return [pad + general]
+        return [_PAD + general]
+    return _view_result(general, settle, _name(base))
+
+
+def _several_results(general: str, before: list[str]) -> list[str]:
     return [
-        f"{pad}spec = child.plan",
-        f"{pad}if spec is None or function_modes():",
-        f"{pad}    {general}",
+        f"{_PAD}if child.plan is None:",
+        f"{_PAD}    {general}",
+        *before,
+        f"{_PAD}recorder.node = child",
+        f"{_PAD}number = recorder.count",
+        f"{_PAD}recorder.count = number + child.made",
+        f"{_PAD}return new_tensors(child, number)",
+    ]
+
+
+def _fresh_result(general: str, settle: list[str], note: list[str]) -> list[str]:
+    return [
         *settle,
-        f"{pad}recorder.node = child",
-        f"{pad}number = recorder.count",
-        f"{pad}recorder.count = number + 1",
-        f"{pad}try:",
-        f"{pad}    use_meta(True)",
-        f"{pad}    result = as_strided({_name(base)}, spec.size, spec.stride, spec.offset)",
-        f"{pad}finally:",
-        f"{pad}    include_key(META_KEY, False)",
-        f"{pad}    use_meta(False)",
-        f"{pad}buffer = storage_of(result).handle",
-        f"{pad}if buffer.views is None or buffer.views_base != recorder.base:",
-        f"{pad}    buffer.views = {{}}",
-        f"{pad}    buffer.views_base = recorder.base",
-        f"{pad}buffer.views[spec] = result._ltc = number",
-        f"{pad}return result",
+        f"{_PAD}size = child.size",
+        f"{_PAD}if size is None:",
+        f"{_PAD}    {general}",
+        *note,
+        # No call between these: an interrupt cannot leave one done and the other not.
+        f"{_PAD}recorder.node = child",
+        f"{_PAD}number = recorder.count",
+        f"{_PAD}recorder.count = number + 1",
+        f"{_PAD}result = create(size, child.dtype)",
+        f"{_PAD}refuse(result)",
+        f"{_PAD}storage_of(result).handle = buffer = Buffer()",
+        f"{_PAD}buffer.number = number",
+        f"{_PAD}buffer.spec = child.spec",
+        f"{_PAD}keep(buffer)",
+        f"{_PAD}result._ltc = number",
+        f"{_PAD}return result",
+    ]
+
+
+def _view_result(general: str, settle: list[str], base: str) -> list[str]:
+    return [
+        f"{_PAD}spec = child.plan",
+        f"{_PAD}if spec is None or function_modes():",
+        f"{_PAD}    {general}",
+        *settle,
+        f"{_PAD}recorder.node = child",
+        f"{_PAD}number = recorder.count",
+        f"{_PAD}recorder.count = number + 1",
+        f"{_PAD}try:",
+        f"{_PAD}    use_meta(True)",
+        f"{_PAD}    result = as_strided({base}, spec.size, spec.stride, spec.offset)",
+        f"{_PAD}finally:",
+        f"{_PAD}    include_key(META_KEY, False)",
+        f"{_PAD}    use_meta(False)",
+        f"{_PAD}buffer = storage_of(result).handle",
+        f"{_PAD}if buffer.views is None or buffer.views_base != recorder.base:",
+        f"{_PAD}    buffer.views = {{}}",
+        f"{_PAD}    buffer.views_base = recorder.base",
+        f"{_PAD}buffer.views[spec] = result._ltc = number",
+        f"{_PAD}return result",
     ]
 
 

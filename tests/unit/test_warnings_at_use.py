@@ -20,7 +20,8 @@ for _ in range(4):
     optimizer.step()
     print(loss.item())
 torch_ltc.debug.dump_ir([loss * 2], "backend")
-print("compiled or loaded", torch_ltc.metrics.counter_value("Compile") or torch_ltc.metrics.counter_value("CompileLoaded"))
+count = torch_ltc.metrics.counter_value
+print("compiled or loaded", count("Compile") or count("CompileLoaded"))
 """
 
 

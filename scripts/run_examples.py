@@ -50,8 +50,11 @@ BLOCK = re.compile(
     re.MULTILINE,
 )
 NAME = "train.py"
-# What differs from run to run: durations, rates, sizes of memory, identities of programs after a restart.
+# What differs from run to run: durations, rates, sizes of memory, identities of programs after a restart. From one
+# processor or version of PyTorch to another: the last digits of a float32, and what they are allowed to be.
 VARYING = (
+    (re.compile(r"(?<=\b\d\.\d{3})\d+"), "#"),
+    (re.compile(r"(?<=\(allowed: )[\d.e-]+"), "#"),
     (re.compile(r"\b[\d,]+(\.\d+)? ?(us|ms|s|ns|B|KB|MB|GB|KiB|MiB|GiB)\b"), "# s"),
     (re.compile(r"\b\d+(\.\d+)? ?%"), "# %"),
     (re.compile(r"(?<=_seconds_sum ).*|(?<=quantile=\"0\.\d\"} ).*"), "#"),

@@ -19,36 +19,11 @@ from torch_ltc.pytorch.private import OpOverload
 
 # Operators whose kernels convert a number to the dtype of the tensor, and check it on the way. In other arithmetic and
 # comparisons the number wraps, or the result has a wider dtype.
-_CONVERTING = frozenset(
-    [
-        "clamp",
-        "clamp_min",
-        "clamp_max",
-        "maximum",
-        "minimum",
-        "fill",
-        "full",
-        "full_like",
-        "new_full",
-        "scalar_tensor",
-        "masked_fill",
-        "where",
-        "index_fill",
-        "fill_diagonal",
-        "constant_pad_nd",
-        "scatter",
-        "index_put",
-        "lerp",
-        "pow",
-        "addcmul",
-        "addcdiv",
-        "addmm",
-        "addmv",
-        "addr",
-        "addbmm",
-        "baddbmm",
-    ]
-)
+_FILLING = ("fill", "full", "full_like", "new_full", "scalar_tensor", "masked_fill", "index_fill")
+_CHOOSING = ("clamp", "clamp_min", "clamp_max", "maximum", "minimum", "where", "scatter", "index_put")
+_PADDING = ("constant_pad_nd", "fill_diagonal")
+_SCALING = ("lerp", "pow", "addcmul", "addcdiv", "addmm", "addmv", "addr", "addbmm", "baddbmm")
+_CONVERTING = frozenset((*_FILLING, *_CHOOSING, *_PADDING, *_SCALING))
 # Here it is the factor `alpha` that is converted, not the other operand.
 _WITH_FACTOR = frozenset(("add", "sub", "rsub"))
 

@@ -1,11 +1,16 @@
 """Configuration of the documentation site: `make docs` builds it into docs/_build/html."""
 
+import os
 import sys
 from pathlib import Path
 
-import torch_ltc
+DOCS = Path(__file__).resolve().parent
+SOURCE = str(DOCS.parent / "src")
+sys.path[:0] = [SOURCE, str(DOCS / "_ext")]
+# The notebook runs in a folder and a process of its own: it too must show the package of this checkout.
+os.environ["PYTHONPATH"] = os.pathsep.join([SOURCE, os.environ.get("PYTHONPATH", "")])
 
-sys.path.insert(0, str(Path(__file__).parent / "_ext"))
+import torch_ltc  # noqa: E402
 
 project = "torch_ltc"
 author = "The torch_ltc authors"

@@ -186,7 +186,7 @@ def run_command(block: Block) -> str | None:
         done = subprocess.run(
             [sys.executable, "-m", "torch_ltc", *shlex.split(command)[2:]],
             cwd=folder,
-            env={**os.environ, "LTC_CACHE_DIR": folder},
+            env={**os.environ, "LTC_CACHE_DIR": folder, "PYTHONPATH": str(ROOT / "src")},
             capture_output=True,
             text=True,
             timeout=300,

@@ -2,8 +2,8 @@
 
 Owns the measurement of the history, the metrics and the sources alone. One process; each round measures with and
 without, in an order that alternates, and a ratio is taken round by round before the median. The sync stands outside the
-timing of the chain and inside that of the steps. "first recording" records programs that were never recorded before, which
-is where lines, modules and forward lines are looked for; a known program costs nothing for them.
+timing of the chain and inside that of the steps. "first recording" records programs that are new,
+which is where lines, modules and forward lines are looked for; a known program costs nothing for them.
 
     python -m benchmarks.seeing [--json] [--rounds N]
 """

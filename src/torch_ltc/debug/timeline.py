@@ -134,7 +134,7 @@ def _complete(placed: _Placed, row: ProgramRow | None) -> _Event:
 
 
 def _arrows(placed: Iterable[_Placed]) -> list[_Event]:
-    """From each sync to the first run of its program that begins later: the worker takes programs in order."""
+    """Arrows from each sync to the first run of its program that begins later: the worker takes programs in order."""
     waiting: dict[int, list[_Placed]] = defaultdict(list)
     events: list[_Event] = []
     for one in placed:

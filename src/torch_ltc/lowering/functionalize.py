@@ -1,4 +1,4 @@
-"""From a recorded program to a functional one: no writes, no views that matter, numbers as tensors, small operators.
+"""Functionalization of recorded programs: no writes, no views that matter, numbers as tensors, small operators.
 
 PyTorch does the work: the recorded calls run once on fake tensors under its own functionalization, and a dispatch mode
 below it decomposes operators with PyTorch's tables and writes down the pure calls that are left.

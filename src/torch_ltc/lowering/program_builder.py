@@ -127,7 +127,7 @@ class Writer(TorchDispatchMode):
         return self._numbers[id(tensor)]
 
     def mark(self) -> tuple[int, int]:
-        """Where the writing stands."""
+        """The present end of the program, for `roll_back`."""
         return len(self._instructions), len(self._kept)
 
     def roll_back(self, mark: tuple[int, int]) -> None:

@@ -91,7 +91,7 @@ class Registry:
         self.get(name)
 
     def origin(self, name: str) -> str:
-        """Where the backend comes from, in words."""
+        """The origin of a backend, in words."""
         entry = self._entry_points().get(name)
         return self._origins.get(name) or (f"installed: {entry.value}" if entry is not None else "unknown")
 

@@ -65,7 +65,7 @@ def _result_text(item: Return, number: int) -> str:
 
 
 def source_text(source: Source, sources: Sources = "short") -> str:
-    """Where a line was recorded, as "train.py:12 forward [Net.fc1]"; for a call of a backward pass, the line that asked
+    """The source line, as "train.py:12 forward [Net.fc1]"; for a call of a backward pass, the line that asked
     for the pass, and the forward line if it is known."""
     if not source.file or sources == "none":
         return ""

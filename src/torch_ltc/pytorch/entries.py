@@ -136,7 +136,7 @@ table = Table()
 
 
 def failing_probes() -> list[str]:
-    """Why the package cannot use this PyTorch as it expects, a line for each failing probe; imports nothing."""
+    """A line for each probe that fails on this PyTorch, with the feature that breaks; imports nothing."""
     probed = (entry.probe(load=False) for entry in table.entries(Entry))
     return [problem for problem in probed if problem is not None]
 

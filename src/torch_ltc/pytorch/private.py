@@ -26,8 +26,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data.dataloader import _BaseDataLoaderIter as DataLoaderIterator
 
 __all__ = [
-    "DataLoaderIterator", "FakeTensorMode", "OpOverload", "TorchDispatchMode", "core_aten_decompositions", "pw_cast_for_opmath",
-    "default_tolerances", "device_constructors", "enable_python_dispatcher", "forward_ad", "get_decompositions",
+    "DataLoaderIterator", "FakeTensorMode", "OpOverload", "TorchDispatchMode", "core_aten_decompositions",
+    "pw_cast_for_opmath", "default_tolerances", "device_constructors", "enable_python_dispatcher", "forward_ad", "get_decompositions",
     "profiler", "pytree",
 ]  # fmt: skip
 

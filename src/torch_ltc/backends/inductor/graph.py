@@ -1,4 +1,4 @@
-"""From a functional program to the FX graph that Inductor compiles.
+"""The FX graph of a functional program, which Inductor compiles.
 
 One node per call. Inputs that the program updates are written to by `copy_` at the end of the graph, so that Inductor
 updates them where they are. Nothing is written when the data does not meet the preconditions of the calls: then the

@@ -41,7 +41,7 @@ def _look_up(on: Stage, place: int) -> Lookup:
 
 @case(compiled=False)
 def error_in_the_middle(on: Stage) -> Any:
-    """What fails raises an ExecutionError; what does not depend on it is right."""
+    """A failing call raises an ExecutionError; what does not depend on it is right."""
     good = []
     for _ in range(2):
         good.append(_look_up(on, GOOD))

@@ -20,6 +20,7 @@ from torch_ltc.device import device_module as ltc
 from torch_ltc.errors import BackendError
 from torch_ltc.formatting import size_text
 from torch_ltc.lowering.registry import registry
+from torch_ltc.pytorch.entries import failing_probes
 from torch_ltc.record.buffer import physical_device
 
 _TIME_LIMIT_S = 10.0
@@ -168,6 +169,9 @@ def environment() -> dict[str, dict[str, str]]:
         },
         "variables": _variables(),
         "cache": _cache(),
+        "private interfaces of PyTorch that differ": {
+            path: what for path, _, what in (line.partition(" ") for line in failing_probes())
+        },
     }
 
 

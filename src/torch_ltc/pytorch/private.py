@@ -27,8 +27,8 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter as DataLoaderIterato
 
 __all__ = [
     "DataLoaderIterator", "FakeTensorMode", "OpOverload", "TorchDispatchMode", "core_aten_decompositions",
-    "pw_cast_for_opmath", "default_tolerances", "device_constructors", "enable_python_dispatcher", "forward_ad", "get_decompositions",
-    "profiler", "pytree",
+    "default_tolerances", "device_constructors", "enable_python_dispatcher", "forward_ad", "get_decompositions",
+    "profiler", "pw_cast_for_opmath", "pytree",
 ]  # fmt: skip
 
 # ---- the device ---------------------------------------------------------------------------------------------------

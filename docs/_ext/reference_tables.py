@@ -1,4 +1,4 @@
-"""Settings, metrics, errors and messages, from the tables of the code, in place of `<!-- made: NAME -->` on a page."""
+"""Settings, metrics, errors, messages and changes in PyTorch, from the code, in place of `<!-- made: NAME -->`."""
 
 from __future__ import annotations
 
@@ -7,10 +7,15 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import torch_ltc.backends.inductor.private
+import torch_ltc.backends.inductor.random_state
+import torch_ltc.backends.torchscript.private  # noqa: F401, entries of backends are added when these are imported
 from torch_ltc import errors
 from torch_ltc.config import SETTINGS
 from torch_ltc.debug.messages import MESSAGES
 from torch_ltc.metrics import COUNTERS, METRICS
+from torch_ltc.pytorch.entries import Risk
+from torch_ltc.pytorch.table import compatibility_table, interface_table
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
@@ -57,12 +62,20 @@ def messages_text() -> str:
     )
 
 
+def risks_text() -> str:
+    """A list of the words of the column `risk`."""
+    return "".join(f"- *{risk.name.lower()}*: {risk.value}\n" for risk in Risk)
+
+
 TEXTS: dict[str, Callable[[], str]] = {
     "settings": settings_text,
     "counters": counters_text,
     "samples": samples_text,
     "errors": errors_text,
     "messages": messages_text,
+    "changes": compatibility_table,
+    "interfaces": interface_table,
+    "risks": risks_text,
 }
 
 

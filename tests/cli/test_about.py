@@ -26,6 +26,7 @@ def test_env_has_what_a_bug_report_needs(capsys: Printed, monkeypatch: pytest.Mo
     found = json.loads(capsys.readouterr().out)
     assert list(found) == [
         "versions", "machine", "optional packages", "settings that are not the default", "variables", "cache",
+        "private interfaces of PyTorch that differ",
     ]  # fmt: skip
     assert found["versions"]["torch"] == str(torch.__version__)
     assert found["versions"]["torch_ltc"].startswith(torch_ltc.__version__)
@@ -41,7 +42,7 @@ def test_env_as_text_has_a_section_a_block(capsys: Printed) -> None:
     assert main(["env"]) == 0
     text = capsys.readouterr().out
     assert text.startswith("versions\n  torch_ltc  ")
-    assert text.endswith("cache\n  folder  off\n")
+    assert text.endswith("cache\n  folder  off\nprivate interfaces of PyTorch that differ\n  none\n")
 
 
 def test_a_program_that_is_missing_or_silent_has_no_first_line() -> None:

@@ -48,6 +48,20 @@ def test_every_setting_counter_sample_and_error_is_there(tables: ModuleType) -> 
     assert all(hasattr(errors, name) for name in sections)
 
 
+def test_changes_and_interfaces_are_there(tables: ModuleType) -> None:
+    changes, interfaces = tables.TEXTS["changes"](), tables.TEXTS["interfaces"]()
+    for path in (
+        "set_default_dtype",
+        "_engine_run_backward",
+        "preserve_rng_state",
+        "LinearCrossEntropyOptions._adjust",
+    ):
+        assert f"{path}`" in changes
+    assert "matmul" in changes
+    assert interfaces.count("\n") > 100
+    assert "`torch._C._acc.create_empty_tensor` | 2.11 on" in interfaces
+
+
 def test_every_message_has_the_anchor_that_texts_link_to(tables: ModuleType) -> None:
     anchors = [title.lower() for title in re.findall(r"^## (\w+)$", tables.messages_text(), re.MULTILINE)]
     assert len(anchors) == len(MESSAGES)

@@ -13,7 +13,7 @@ import torch
 from torch_ltc.pytorch.entries import Interface, Patch, Registration, Risk, table, takes
 from torch_ltc.pytorch.versions import OLDEST
 
-__all__ = ["compatibility_table", "table"]
+__all__ = ["compatibility_table", "interface_table", "table"]
 
 _EXPERIMENTAL, _BINDING, _STABLE, _CALLERS = Risk.EXPERIMENTAL, Risk.BINDING, Risk.STABLE, Risk.CALLERS
 _is_class, _is_descriptor = inspect.isclass, inspect.isdatadescriptor
@@ -213,7 +213,7 @@ table.add(
     Patch("torch.Generator", "`torch.Generator(device='ltc')`; `isinstance` holds for all generators",
           "generators of the device",
           _CALLERS, check=_is_class),
-    *(Patch(f"torch.accelerator.{name}", _ACCELERATOR, f"`torch.accelerator.{name}`",
+    *(Patch(f"torch.accelerator.{name}", _ACCELERATOR, "`torch.accelerator` raises",
           _CALLERS, optional=True) for name in (
         "get_device_capability", "empty_cache", "empty_host_cache", "get_memory_info", "max_memory_allocated",
         "max_memory_reserved", "memory_allocated", "memory_reserved", "memory_stats", "reset_accumulated_memory_stats",
@@ -240,6 +240,16 @@ def compatibility_table() -> str:
     for why, patches in rows.items():
         without = ", ".join(dict.fromkeys(patch.without for patch in patches))
         lines.append(f"| {_names(patches)} | {why} | {without} |")
+    return "\n".join(lines) + "\n"
+
+
+def interface_table() -> str:
+    """All private interfaces that the package uses, as a Markdown table; a backend's once the backend is loaded."""
+    lines = ["| interface | versions | why | without it breaks | risk |", "|---|---|---|---|---|"]
+    for entry in table.entries(Interface):
+        last = "" if entry.until is None else ".".join(map(str, entry.until))
+        versions = f"{'.'.join(map(str, entry.since))} to {last}" if last else f"{'.'.join(map(str, entry.since))} on"
+        lines.append(f"| `{entry.path}` | {versions} | {entry.why} | {entry.without} | {entry.risk.name.lower()} |")
     return "\n".join(lines) + "\n"
 
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from torch_ltc.lowering.tolerance import Tolerance, default_tolerance
+from torch_ltc.pytorch.private import pytree
 from torch_ltc.testing.outcome import Outcome, Snapshot
 from torch_ltc.testing.records import Difference, What
 

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
-from torch_ltc.pytorch.private import neg_view
+from torch_ltc.pytorch.private import neg_view, pytree
 
 # Arguments that PyTorch itself wants on the CPU whatever the device of the rest.
 ARGUMENTS_ON_CPU = frozenset({"tensor_split"})

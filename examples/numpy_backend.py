@@ -88,8 +88,8 @@ def max_pool(x: Any, kernel: Any, stride: Any, padding: Any, *rest: Any) -> Any:
     return x.ravel()[found], found % (x.shape[-2] * x.shape[-1])
 
 
-def max_pool_backward(grad: Any, x: Any, *geometry: Any) -> Any:
-    where = geometry[-1] + np.arange(x.size).reshape(x.shape)[..., :1, :1]
+def max_pool_backward(grad: Any, x: Any, *window: Any) -> Any:
+    where = window[-1] + np.arange(x.size).reshape(x.shape)[..., :1, :1]
     return np.bincount(where.ravel(), grad.ravel(), x.size).reshape(x.shape)
 
 

@@ -191,7 +191,7 @@ SETTINGS: Mapping[str, Setting] = {
             "hot_after",
             2,
             "LTC_HOT_AFTER",
-            "The sight of a program at which the backend compiles it; the interpreter runs it before that.",
+            "The execution of a program at which the backend compiles it; the interpreter runs it before that.",
             minimum=2,
         ),
         Setting(

@@ -350,8 +350,8 @@ def to_prometheus() -> str:
     `torch_ltc_other*`, with their name as the label.
     """
     with _lock:
-        specializations = [*_counter_families(), *_metric_families()]
-    return "".join(f"{line}\n" for family in specializations for line in family)
+        families = [*_counter_families(), *_metric_families()]
+    return "".join(f"{line}\n" for family in families for line in family)
 
 
 def _counter_families() -> Iterator[list[str]]:

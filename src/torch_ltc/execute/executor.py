@@ -27,7 +27,7 @@ from torch_ltc.record.call_site import current_source
 Result = TypeVar("Result")
 
 
-class _Lane:
+class _Worker:
     """The worker of one physical device, and what was queued there last."""
 
     def __init__(self, device: str) -> None:
@@ -40,7 +40,7 @@ class Executor:
     """Runs callables one after the other, each on the worker of its device."""
 
     def __init__(self) -> None:
-        self._lanes: dict[str, _Lane] = {}
+        self._by_device: dict[str, _Worker] = {}
         self._workers: set[int] = set()
         self._process = os.getpid()
         self._room = threading.Condition()
@@ -77,19 +77,19 @@ class Executor:
             self.wait_for_room()
         with self._room:
             self._waiting += 1
-            lane = self._lanes.get(device)
-            if lane is None:
-                lane = self._lanes[device] = _Lane(device)
-            others = [other.last for other in self._lanes.values() if other is not lane and other.last is not None]
+            worker = self._by_device.get(device)
+            if worker is None:
+                worker = self._by_device[device] = _Worker(device)
+            others = [other.last for other in self._by_device.values() if other is not worker and other.last is not None]
         threads = torch.get_num_threads()
 
         def run() -> Result:
             self._workers.add(threading.get_ident())
             keep_warnings()
-            if threads != lane.threads:
+            if threads != worker.threads:
                 # The number of kernel threads is a setting of each thread; the user set it on theirs.
                 torch.set_num_threads(threads)
-                lane.threads = threads
+                worker.threads = threads
             try:
                 for other in others:
                     other.exception()
@@ -100,7 +100,7 @@ class Executor:
                     self._waiting -= 1
                     self._room.notify_all()
 
-        lane.last = future = lane.pool.submit(run)
+        worker.last = future = worker.pool.submit(run)
         return future
 
     def call(self, work: Callable[[], Result]) -> Result:
@@ -115,9 +115,9 @@ class Executor:
     def drain(self) -> None:
         """Wait until everything queued so far has run."""
         if threading.get_ident() not in self._workers:
-            for lane in list(self._lanes.values()):
-                if lane.last is not None:
-                    lane.last.exception()
+            for worker in list(self._by_device.values()):
+                if worker.last is not None:
+                    worker.last.exception()
 
     def raise_deferred(self) -> None:
         """Raise the errors of earlier programs that nobody has seen yet."""

@@ -12,6 +12,7 @@ import torch
 
 import torch_ltc
 from torch_ltc.config import settings
+from torch_ltc.execute import kernel_warnings
 from torch_ltc.execute.executor import executor
 
 VALUES = torch.tensor([1 + 2j, 3 + 1j])
@@ -71,7 +72,9 @@ def test_a_warning_as_an_error_is_raised_by_the_read_and_the_value_stays(run) ->
 
 
 @RUNS
-def test_a_warning_is_shown_once_for_a_run_at_a_line_of_the_user(run) -> None:
+def test_a_warning_is_shown_once_for_a_run_at_a_line_of_the_user(run, monkeypatch) -> None:
+    # Other tests may have shown the same warning at a line of theirs.
+    monkeypatch.setattr(kernel_warnings._state, "places", {})
     with settings.scope(hot_after=2):
         result = run()
         with warnings.catch_warnings(record=True) as shown:

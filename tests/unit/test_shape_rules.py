@@ -400,13 +400,13 @@ def test_training_needs_no_inference(monkeypatch: pytest.MonkeyPatch) -> None:
     target = torch.tensor([1, 3]).to("ltc")
     torch_ltc.sync(wait=True)
     asked: list[str] = []
-    ask = Recorder._ask
+    ask = Recorder._by_pytorch
 
     def noted(self: Recorder, operator: Operator, *rest: Any) -> Returns:
         asked.append(operator.name)
         return ask(self, operator, *rest)
 
-    monkeypatch.setattr(Recorder, "_ask", noted)
+    monkeypatch.setattr(Recorder, "_by_pytorch", noted)
     for _ in range(2):
         optimizer.zero_grad()
         F.cross_entropy(model(image, words), target).backward()

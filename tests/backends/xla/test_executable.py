@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 import jax.numpy as jnp
@@ -11,23 +11,15 @@ import torch
 from torch import Tensor
 
 import torch_ltc
-from tests.support.backends import record
+from tests.backends.xla.rules import functional
 from torch_ltc import events
-from torch_ltc.backends.xla import XlaBackend, executable
+from torch_ltc.backends.xla import executable
 from torch_ltc.backends.xla.data import JaxData
 from torch_ltc.backends.xla.executable import Executable
 from torch_ltc.config import settings
 from torch_ltc.errors import CompileError, ExecutionError
 from torch_ltc.lowering.backend_data import BackendData
-from torch_ltc.lowering.lower import functional_form
-from torch_ltc.program.instruction import Program
 from torch_ltc.program.spec import make_spec
-
-
-def functional(function: Callable[..., object], *tensors: Tensor) -> Program:
-    """The functional program of a function on tensors of the device. What it returns are the outputs."""
-    program, numbers = record(function, *tensors)
-    return functional_form(XlaBackend(), program, numbers, set()).program
 
 
 def tensors(results: list[JaxData]) -> list[Tensor]:

@@ -41,10 +41,6 @@ def _outside(places: Array, length: int) -> Array:
     return jnp.any((places < -length) | (places >= length))
 
 
-def _along(x: Array, dim: int, places: Array) -> Array:
-    return _outside(places, x.shape[dim] if x.ndim else 1)
-
-
 @check("index.Tensor", "index_put", "_index_put_impl")
 def index(x: Array, indices: Sequence[Array | None], *others: Any) -> Array | None:
     """An index outside its dimension. Masks cannot be."""
@@ -60,19 +56,11 @@ def index(x: Array, indices: Sequence[Array | None], *others: Any) -> Array | No
     return jnp.any(jnp.stack(wrong)) if wrong else None
 
 
-@check("index_select", "index_add", "index_copy", "index_fill.int_Scalar", "index_fill.int_Tensor", "index_reduce")
-def index_along(x: Array, dim: int, places: Array, *others: Any, **named: Any) -> Array:
+@check("gather", "index_reduce", "index_select", "scatter_add", "scatter_reduce.two")
+@check("scatter.src", "scatter.value", "scatter.reduce", "scatter.value_reduce")
+def along(x: Array, dim: int, places: Array, *others: Any, **named: Any) -> Array:
     """An index outside the dimension."""
-    return _along(x, dim, places)
-
-
-_SCATTERS = ("scatter.src", "scatter.value", "scatter.reduce", "scatter.value_reduce")
-
-
-@check("gather", *_SCATTERS, "scatter_add", "scatter_reduce.two")
-def scatter(x: Array, dim: int, places: Array, *others: Any, **named: Any) -> Array:
-    """An index outside the dimension."""
-    return _along(x, dim, places)
+    return _outside(places, x.shape[dim] if x.ndim else 1)
 
 
 @check("embedding")
@@ -81,8 +69,8 @@ def embedding(weight: Array, places: Array, *others: Any) -> Array:
     return jnp.any((places < 0) | (places >= weight.shape[0]))
 
 
-@check("take", "put")
-def take(x: Array, places: Array, *others: Any) -> Array:
+@check("put")
+def put(x: Array, places: Array, *others: Any) -> Array:
     """An index outside the flattened array."""
     return _outside(places, x.size)
 
@@ -93,15 +81,8 @@ def masked_scatter(x: Array, mask: Array, source: Array) -> Array:
     return jnp.sum(jnp.broadcast_to(mask, jnp.broadcast_shapes(x.shape, mask.shape))) > source.size
 
 
-@check(
-    "div.Tensor_mode",
-    "div.Scalar_mode",
-    "remainder.Tensor",
-    "remainder.Scalar",
-    "remainder.Scalar_Tensor",
-    "fmod.Tensor",
-    "fmod.Scalar",
-)
+@check("div.Tensor_mode", "div.Scalar_mode", "fmod.Tensor", "fmod.Scalar")
+@check("remainder.Tensor", "remainder.Scalar", "remainder.Scalar_Tensor")
 def divide(x: Operand, y: Operand, *others: Any, **named: Any) -> Array | None:
     """A division of integers by zero."""
     if category(result_dtype(x, y)) > 1 or named.get("rounding_mode", "") is None:

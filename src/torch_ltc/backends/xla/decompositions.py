@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from torch_ltc.lowering.decomposition_tables import core_aten
-from torch_ltc.pytorch.private import OpOverload, get_decompositions
+from torch_ltc.pytorch.private import DispatchKey, OpOverload, get_decompositions
 
 aten = torch.ops.aten
 
@@ -21,31 +21,43 @@ _DECOMPOSED = (
     "_native_batch_norm_legit_functional",
     "batch_norm_backward",
     "dist",
+    "elu",
+    "gelu",
+    "hardtanh",
+    "ldexp",
+    "leaky_relu",
     "narrow_copy",
     "native_batch_norm",
     "native_group_norm",
     "native_layer_norm",
     "rrelu_with_noise_backward",
+    "tril_indices",
+    "triu_indices",
 )
 # Operators that the core ATen set decomposes although one rule does it better.
 _KEPT = (
-    "_safe_softmax",
     "_scaled_dot_product_flash_attention_for_cpu",
     "_unsafe_index",
     "_unsafe_index_put",
     "embedding_dense_backward",
-    "index_add",
-    "index_copy",
-    "index_fill",
     "roll",
-    "take",
-    "tril",
-    "triu",
     "upsample_bicubic2d",
     "upsample_bilinear2d",
     "upsample_linear1d",
     "upsample_trilinear3d",
 )
+
+
+def _pinv(*args: Any, **kwargs: Any) -> Any:
+    """The pseudo-inverse by PyTorch's own composition of a singular value or eigenvalue decomposition."""
+    return aten.linalg_pinv.atol_rtol_tensor._op_dk(DispatchKey.CompositeExplicitAutogradNonFunctional, *args, **kwargs)
+
+
+def _addbmm(self: Any, batch1: Any, batch2: Any, **factors: Any) -> Any:
+    """The sum of a batch of matrix products is one product of longer matrices."""
+    batch, rows, inner = batch1.shape
+    wide = batch1.transpose(0, 1).reshape(rows, batch * inner)
+    return aten.addmm.default(self, wide, batch2.reshape(batch * inner, batch2.shape[2]), **factors)
 
 
 @cache
@@ -55,6 +67,8 @@ def decompositions() -> Mapping[OpOverload, Callable[..., Any]]:
     packets = [getattr(aten, name) for name in _DECOMPOSED if hasattr(aten, name)]
     extra: Any = get_decompositions(packets)
     table.update(extra)
+    table[aten.addbmm.default] = _addbmm
+    table[aten.linalg_pinv.atol_rtol_tensor] = _pinv
     for name in _KEPT:
         packet = getattr(aten, name, None)
         for overload in packet.overloads() if packet is not None else ():

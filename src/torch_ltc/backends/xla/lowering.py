@@ -13,8 +13,6 @@ from jax import Array
 
 from torch_ltc.backends.xla import (  # each fills the table  # noqa: F401
     rules_distances,
-    rules_factories,
-    rules_fft,
     rules_indexing,
     rules_linalg,
     rules_matmul,

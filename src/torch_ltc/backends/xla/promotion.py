@@ -21,23 +21,9 @@ from torch_ltc.errors import CompileError
 
 Operand: TypeAlias = Array | bool | int | float | complex
 
-DTYPES: dict[torch.dtype, Any] = {
-    torch.bool: jnp.bool_,
-    torch.uint8: jnp.uint8,
-    torch.uint16: jnp.uint16,
-    torch.uint32: jnp.uint32,
-    torch.uint64: jnp.uint64,
-    torch.int8: jnp.int8,
-    torch.int16: jnp.int16,
-    torch.int32: jnp.int32,
-    torch.int64: jnp.int64,
-    torch.float16: jnp.float16,
-    torch.bfloat16: jnp.bfloat16,
-    torch.float32: jnp.float32,
-    torch.float64: jnp.float64,
-    torch.complex64: jnp.complex64,
-    torch.complex128: jnp.complex128,
-}
+_NAMES = "uint8 uint16 uint32 uint64 int8 int16 int32 int64 float16 bfloat16 float32 float64 complex64 complex128"
+DTYPES: dict[torch.dtype, Any] = {getattr(torch, name): getattr(jnp, name) for name in _NAMES.split()}
+DTYPES[torch.bool] = jnp.bool_
 
 _PYTHON_DTYPES = {bool: jnp.bool_, int: jnp.int64, float: jnp.float32, complex: jnp.complex64}
 

@@ -16,10 +16,6 @@ from torch_ltc.backends.xla.rules_reductions import vector_norm
 from torch_ltc.backends.xla.table import rule
 
 
-def _distance(difference: Array, p: float) -> Array:
-    return vector_norm(difference, p, -1)
-
-
 def _distance_gradient(gradient: Array, difference: Array, distance: Array, p: float) -> Array:
     """Gradient of the norm of `difference`; zero where the norm has none."""
     gradient, distance = gradient[..., None], distance[..., None]
@@ -38,7 +34,7 @@ def _distance_gradient(gradient: Array, difference: Array, distance: Array, p: f
 @rule("_cdist_forward")
 def cdist(x: Array, y: Array, p: float, compute_mode: int | None) -> Array:
     """The distance of each row of `x` from each row of `y`."""
-    return _distance(x[..., :, None, :] - y[..., None, :, :], p)
+    return vector_norm(x[..., :, None, :] - y[..., None, :, :], p, -1)
 
 
 @rule("_cdist_backward")
@@ -59,7 +55,7 @@ def _pairs(rows: int) -> tuple[Array, Array]:
 def pdist(x: Array, p: float = 2) -> Array:
     """The distance of each row from each later one."""
     first, second = _pairs(x.shape[0])
-    return _distance(x[first] - x[second], p)
+    return vector_norm(x[first] - x[second], p, -1)
 
 
 @rule("_pdist_backward")

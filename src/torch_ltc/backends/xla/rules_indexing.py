@@ -117,16 +117,10 @@ def gather(x: Array, dim: int, places: Array, *, sparse_grad: bool = False) -> A
     return x[_grid(places, dim)]
 
 
-@rule("scatter.src")
-def scatter(x: Array, dim: int, places: Array, source: Array) -> Array:
-    """`x[i][places[i][j]] = source[i][j]` and the like."""
-    return _scattered(x, dim, places, source, "set")
-
-
-@rule("scatter.value")
-def scatter_value(x: Array, dim: int, places: Array, value: Operand) -> Array:
-    """`x[i][places[i][j]] = value` and the like."""
-    return _scattered(x, dim, places, cast(value, x.dtype), "set")
+@rule("scatter.src", "scatter.value", "scatter.reduce", "scatter.value_reduce")
+def scatter(x: Array, dim: int, places: Array, source: Operand, *, reduce: str | None = None) -> Array:
+    """`x[i][places[i][j]] = source[i][j]` and the like; `reduce` adds to or multiplies what is there."""
+    return _scattered(x, dim, places, source, reduce)
 
 
 @rule("scatter_add")
@@ -135,29 +129,20 @@ def scatter_add(x: Array, dim: int, places: Array, source: Array) -> Array:
     return _scattered(x, dim, places, source, "add")
 
 
-def _scattered(x: Array, dim: int, places: Array, source: Array, method: str) -> Array:
+_METHODS = {"sum": "add", "mean": "add", "prod": "multiply", "amax": "max", "amin": "min", None: "set"}
+
+
+def _scattered(x: Array, dim: int, places: Array, source: Operand, reduce: str | None = None) -> Array:
     if places.size == 0:
         return x
     # Without dimensions there is one element: the same as a vector of one.
     shape = x.shape
-    x, places = jnp.atleast_1d(x), jnp.atleast_1d(places)
-    if source.ndim:
-        source = source[tuple(slice(length) for length in places.shape)]
-    place = x.at[_grid(places, dim)]
-    values = cast(source, x.dtype)
-    result = _add_at(place, values) if method == "add" else getattr(place, method)(values)
+    x, places, values = jnp.atleast_1d(x), jnp.atleast_1d(places), cast(source, x.dtype)
+    if values.ndim:
+        values = values[tuple(slice(length) for length in places.shape)]
+    place, method = x.at[_grid(places, dim)], _METHODS.get(reduce, reduce)
+    result = _add_at(place, values) if method == "add" else getattr(place, str(method))(values)
     return jnp.reshape(result, shape)
-
-
-_METHODS = {
-    "sum": "add",
-    "add": "add",
-    "mean": "add",
-    "prod": "multiply",
-    "multiply": "multiply",
-    "amax": "max",
-    "amin": "min",
-}
 
 
 @rule("scatter_reduce.two")
@@ -170,8 +155,8 @@ def scatter_reduce(
     if x.dtype == jnp.bool_:
         # The product of booleans is their minimum, and they have no arithmetic in XLA.
         reduce = {"prod": "amin", "sum": "amax", "mean": "amin"}.get(reduce, reduce)
-    start = x if include_self else _scattered(x, dim, places, neutral(reduce, x.dtype), "set")
-    result = _scattered(start, dim, places, source, _METHODS[reduce])
+    start = x if include_self else _scattered(x, dim, places, _neutral(reduce, x.dtype))
+    result = _scattered(start, dim, places, source, reduce)
     if reduce != "mean":
         return result
     counted = jnp.full(x.shape, 1 if include_self else 0, jnp.int64)
@@ -179,75 +164,29 @@ def scatter_reduce(
     return result / count.astype(x.dtype) if is_floating(x) else jnp.floor_divide(result, count.astype(x.dtype))
 
 
-@rule("scatter.reduce")
-def scatter_with(x: Array, dim: int, places: Array, source: Array, *, reduce: str) -> Array:
-    """As `scatter`, adding to or multiplying what is there."""
-    return _scattered(x, dim, places, source, _METHODS[reduce])
-
-
-@rule("scatter.value_reduce")
-def scatter_value_with(x: Array, dim: int, places: Array, value: Operand, *, reduce: str) -> Array:
-    """As `scatter` of a number, adding to or multiplying what is there."""
-    return _scattered(x, dim, places, jnp.full(places.shape, value, x.dtype), _METHODS[reduce])
-
-
-def neutral(reduce: str, dtype: Any) -> Array:
+def _neutral(reduce: str, dtype: Any) -> Array:
     """The value that changes nothing under a reduction."""
-    if reduce in ("sum", "mean"):
-        return jnp.zeros((), dtype)
-    if reduce == "prod":
-        return jnp.ones((), dtype)
-    limits: Any = jnp.finfo(dtype) if jnp.issubdtype(dtype, jnp.floating) else None
-    if limits is not None:
-        return jnp.asarray(-jnp.inf if reduce == "amax" else jnp.inf, dtype)
+    if reduce in ("sum", "mean", "prod"):
+        return jnp.asarray(reduce == "prod", dtype)
     if dtype == jnp.bool_:
         return jnp.asarray(reduce == "amin")
-    integers = jnp.iinfo(dtype)
-    return jnp.asarray(integers.min if reduce == "amax" else integers.max, dtype)
+    low, high = (-jnp.inf, jnp.inf) if jnp.issubdtype(dtype, jnp.floating) else _limits(dtype)
+    return jnp.asarray(low if reduce == "amax" else high, dtype)
 
 
-def _rows(x: Array, dim: int, places: Array, source: Array) -> tuple[Array, Array]:
-    """`places` of one dimension, spread over the shape of `source`, for the scatter rules."""
-    if source.ndim == 0:
-        return jnp.atleast_1d(places), jnp.atleast_1d(source)
-    shape = [1] * source.ndim
-    shape[dim] = -1
-    return jnp.broadcast_to(jnp.reshape(jnp.ravel(places), shape), source.shape), source
-
-
-@rule("index_add")
-def index_add(x: Array, dim: int, places: Array, source: Array, *, alpha: Operand = 1) -> Array:
-    """`x` with sub-arrays added at these indices."""
-    spread, source = _rows(x, dim, places, source)
-    return scatter_add(x, dim, spread, source * cast(alpha, source.dtype))
-
-
-@rule("index_copy")
-def index_copy(x: Array, dim: int, places: Array, source: Array) -> Array:
-    """`x` with sub-arrays replaced at these indices."""
-    return scatter(x, dim, *_rows(x, dim, places, source))
-
-
-@rule("index_fill.int_Scalar", "index_fill.int_Tensor")
-def index_fill(x: Array, dim: int, places: Array, value: Operand) -> Array:
-    """`x` with sub-arrays at these indices filled."""
-    if x.ndim == 0:
-        return jnp.where(places.size > 0, cast(value, x.dtype), x)
-    where = (slice(None),) * (dim % x.ndim) + (jnp.ravel(places),)
-    return x.at[where].set(cast(value, x.dtype))
+def _limits(dtype: Any) -> tuple[int, int]:
+    limits = jnp.iinfo(dtype)
+    return int(limits.min), int(limits.max)
 
 
 @rule("index_reduce")
 def index_reduce(x: Array, dim: int, places: Array, source: Array, reduce: str, *, include_self: bool = True) -> Array:
     """`x` with sub-arrays combined at these indices."""
-    spread, source = _rows(x, dim, places, source)
-    return scatter_reduce(x, dim, spread, source, reduce, include_self=include_self)
-
-
-@rule("take")
-def take(x: Array, places: Array) -> Array:
-    """Elements of the flattened array."""
-    return jnp.ravel(x)[places]
+    if source.ndim:
+        shape = [1] * source.ndim
+        shape[dim] = -1
+        places = jnp.broadcast_to(jnp.reshape(places, shape), source.shape)
+    return scatter_reduce(x, dim, places, source, reduce, include_self=include_self)
 
 
 @rule("put")
@@ -261,12 +200,7 @@ def put(x: Array, places: Array, source: Array, accumulate: bool = False) -> Arr
 def masked_scatter(x: Array, mask: Array, source: Array) -> Array:
     """`x` with the elements under the mask replaced by those of `source`, in order."""
     x, mask = jnp.broadcast_arrays(x, mask)
-    flat = jnp.ravel(mask)
-    if source.size == 0:
-        return x
-    order = jnp.clip(jnp.cumsum(flat) - 1, 0, source.size - 1)
-    chosen = jnp.where(flat, jnp.ravel(source)[order], jnp.ravel(x))
-    return jnp.reshape(chosen, x.shape)
+    return x if source.size == 0 else _mask_put(x, [mask], jnp.ravel(source), accumulate=False)
 
 
 @rule("masked_scatter_backward")
@@ -289,10 +223,10 @@ def nonzero_static(x: Array, *, size: int, fill_value: int = -1) -> Array:
     return jnp.stack(jnp.nonzero(x, size=size, fill_value=fill_value), axis=-1)
 
 
-@rule("searchsorted.Tensor")
+@rule("searchsorted.Tensor", "searchsorted.Scalar")
 def searchsorted(
     ordered: Array,
-    values: Array,
+    values: Operand,
     *,
     out_int32: bool = False,
     right: bool = False,
@@ -302,22 +236,15 @@ def searchsorted(
     """The place of each value in the last dimension of `ordered`."""
     if sorter is not None:
         ordered = jnp.take_along_axis(ordered, sorter, axis=-1)
-    side = side or ("right" if right else "left")
+    side, values = side or ("right" if right else "left"), jnp.asarray(values)
     if ordered.ndim <= 1:
         return jnp.searchsorted(jnp.ravel(ordered), values, side=side)
-    rows = jnp.reshape(ordered, (-1, ordered.shape[-1]))
-    wanted = jnp.reshape(values, (rows.shape[0], -1))
-    below = rows[:, None, :] < wanted[:, :, None] if side == "left" else rows[:, None, :] <= wanted[:, :, None]
-    return jnp.reshape(jnp.sum(below, axis=-1), values.shape)
-
-
-@rule("searchsorted.Scalar")
-def searchsorted_number(ordered: Array, value: Operand, **options: Any) -> Array:
-    """The place of a number in a sorted vector."""
-    return searchsorted(ordered, jnp.asarray(value), **options)
+    rows = jnp.reshape(ordered, (-1, 1, ordered.shape[-1]))
+    wanted = jnp.reshape(values, (rows.shape[0], -1, 1))
+    return jnp.reshape(jnp.sum(rows < wanted if side == "left" else rows <= wanted, axis=-1), values.shape)
 
 
 @rule("bucketize.Tensor", "bucketize.Scalar")
 def bucketize(value: Operand, boundaries: Array, *, out_int32: bool = False, right: bool = False) -> Array:
     """Between which boundaries each value lies."""
-    return searchsorted(boundaries, jnp.asarray(value), right=right)
+    return searchsorted(boundaries, value, right=right)

@@ -1,4 +1,4 @@
-"""Rules of matrix decompositions and solvers.
+"""Rules of matrix decompositions, solvers and Fourier transforms.
 
 A matrix that cannot be decomposed is an error in eager. XLA computes nan instead; the operators that return `info`
 give a non-zero one then, which PyTorch's own check after them turns into the error.
@@ -6,13 +6,15 @@ give a non-zero one then, which PyTorch's own check after them turns into the er
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
 from torch_ltc.backends.xla.promotion import is_complex, widen
 from torch_ltc.backends.xla.rules_matmul import matmul
-from torch_ltc.backends.xla.table import Wants, rule
+from torch_ltc.backends.xla.table import Wants, add_rules, rule
 from torch_ltc.program.spec import Spec, row_major
 
 
@@ -30,25 +32,17 @@ def _info(x: Array) -> Array:
 @rule("linalg_cholesky_ex")
 def cholesky_ex(x: Array, *, upper: bool = False, check_errors: bool = False) -> tuple[Array, Array]:
     """Cholesky factor, and info."""
-    factor = cholesky(x, upper)
-    return factor, _info(factor)
-
-
-def cholesky(x: Array, upper: bool) -> Array:
-    """Cholesky factor. No rule of its own: the operator of this name raises, which XLA does not."""
     if x.size == 0:
-        return x
+        return x, _info(x)
     lower = lax.linalg.cholesky(adjoint(x) if upper else x, symmetrize_input=False)
-    return adjoint(lower) if upper else lower
+    return adjoint(lower) if upper else lower, _info(lower)
 
 
 @rule("cholesky_solve")
 def cholesky_solve(y: Array, factor: Array, upper: bool = False) -> Array:
     """The solution of `A x = y`, given the Cholesky factor of `A`."""
-    lower = adjoint(factor) if upper else factor
-    lower, y = _same_batch(lower, y)
-    first = _triangular(lower, y, lower=True)
-    return _triangular(lower, first, lower=True, adjoint=True)
+    lower, y = _same_batch(adjoint(factor) if upper else factor, y)
+    return _triangular(lower, _triangular(lower, y, lower=True), lower=True, adjoint=True)
 
 
 @rule("cholesky_inverse")
@@ -87,12 +81,9 @@ def triangular_solve(
 ) -> tuple[Array, Array]:
     """The solution of `A x = b` for a triangular `A`, and `A`."""
     a, b = _same_batch(a, b)
-    if b.size == 0:
-        return b, a
-    solved = lax.linalg.triangular_solve(
-        a, b, left_side=True, lower=not upper, transpose_a=transpose, unit_diagonal=unitriangular
-    )
-    return solved, a
+    # Conjugated twice: transposed.
+    factor = jnp.conj(a) if transpose else a
+    return _triangular(factor, b, lower=not upper, adjoint=transpose, unit=unitriangular), a
 
 
 @rule("_linalg_eigh")
@@ -111,10 +102,7 @@ def eig(x: Array) -> tuple[Array, Array]:
     return values, vectors
 
 
-@rule("_linalg_eigvals")
-def eigvals(x: Array) -> Array:
-    """Eigenvalues."""
-    return jnp.linalg.eigvals(x)
+add_rules(jnp.linalg.eigvals, ["_linalg_eigvals"])
 
 
 @rule("_linalg_svd")
@@ -178,8 +166,15 @@ def lu_factor(x: Array) -> tuple[Array, Array, Array]:
 def lu_factor_ex(x: Array, *, pivot: bool = True, check_errors: bool = False) -> tuple[Array, Array, Array]:
     """LU decomposition, row exchanges counted from one, and info."""
     lu, pivots, _ = lu_factor(x)
-    singular = jnp.any(jnp.diagonal(lu, axis1=-2, axis2=-1) == 0, axis=-1)
-    return lu, pivots + 1, singular.astype(jnp.int32)
+    return lu, pivots + 1, _singular(lu)
+
+
+def _diagonal(x: Array) -> Array:
+    return jnp.diagonal(x, axis1=-2, axis2=-1)
+
+
+def _singular(lu: Array) -> Array:
+    return jnp.any(_diagonal(lu) == 0, axis=-1).astype(jnp.int32)
 
 
 @rule("linalg_lu")
@@ -223,8 +218,7 @@ def _permutation(pivots: Array, rows: int) -> Array:
 @rule("linalg_lu_solve")
 def lu_solve(packed: Array, pivots: Array, b: Array, *, left: bool = True, adjoint: bool = False) -> Array:
     """The solution of `A x = b` or `x A = b`, given the LU decomposition of `A`."""
-    permutation = _permutation(pivots, packed.shape[-2])
-    return _lu_solve(packed, permutation, b, left, adjoint)
+    return _lu_solve(packed, _permutation(pivots, packed.shape[-2]), b, left, adjoint)
 
 
 def _lu_solve(packed: Array, permutation: Array, b: Array, left: bool, adjointly: bool) -> Array:
@@ -251,8 +245,7 @@ def solve_ex(a: Array, b: Array, *, left: bool = True, check_errors: bool = Fals
     vectors = b.ndim == 1 or (b.ndim == a.ndim - 1 and b.shape == a.shape[:-1])
     right = b[..., None] if vectors else b
     solved = _lu_solve(lu, permutation, right, left or vectors, adjointly=False)
-    info = jnp.any(jnp.diagonal(lu, axis1=-2, axis2=-1) == 0, axis=-1).astype(jnp.int32)
-    return solved[..., 0] if vectors else solved, lu, pivots + 1, info
+    return solved[..., 0] if vectors else solved, lu, pivots + 1, _singular(lu)
 
 
 @rule("linalg_inv_ex")
@@ -262,38 +255,32 @@ def inv_ex(x: Array, *, check_errors: bool = False) -> tuple[Array, Array]:
     return inverse, _info(inverse)
 
 
-def _sign_of(pivots: Array, dtype: object) -> Array:
-    moved = jnp.sum(pivots != jnp.arange(pivots.shape[-1]), axis=-1)
-    return jnp.where(moved % 2 == 0, 1, -1).astype(dtype)
+def _determined(x: Array, spec: Spec) -> tuple[Array, Array, Array, Array]:
+    """The diagonal of the LU decomposition, the sign of its row exchanges, and the decomposition itself.
 
-
-def _is_transposed(spec: Spec) -> bool:
-    """True when PyTorch decomposes the transposed matrix for a determinant: it saves a copy; the derivative knows."""
-    return not spec.dtype.is_complex and _is_row_major(spec)
-
-
-def _is_row_major(spec: Spec) -> bool:
+    PyTorch decomposes the transposed matrix where that saves a copy; the derivative knows.
+    """
     wanted = row_major(spec.size)
-    return all(n <= 1 or s == w for n, s, w in zip(spec.size, spec.stride, wanted, strict=True)) or 0 in spec.size
+    in_rows = all(n <= 1 or s == w for n, s, w in zip(spec.size, spec.stride, wanted, strict=True)) or 0 in spec.size
+    lu, pivots, _ = lu_factor(jnp.swapaxes(x, -2, -1) if in_rows and not is_complex(x) else x)
+    moved = jnp.sum(pivots != jnp.arange(pivots.shape[-1]), axis=-1)
+    return _diagonal(lu), jnp.where(moved % 2 == 0, 1, -1).astype(x.dtype), lu, pivots + 1
 
 
 @rule("_linalg_det", wants=Wants.SPEC)
 def det(x: Array, *, spec: Spec) -> tuple[Array, Array, Array]:
     """The determinant, and the LU decomposition."""
-    lu, pivots, _ = lu_factor(jnp.swapaxes(x, -2, -1) if _is_transposed(spec) else x)
-    diagonal = jnp.diagonal(lu, axis1=-2, axis2=-1)
-    return _sign_of(pivots, x.dtype) * jnp.prod(diagonal, axis=-1), lu, pivots + 1
+    diagonal, sign, lu, pivots = _determined(x, spec)
+    return sign * jnp.prod(diagonal, axis=-1), lu, pivots
 
 
 @rule("_linalg_slogdet", wants=Wants.SPEC)
 def slogdet(x: Array, *, spec: Spec) -> tuple[Array, Array, Array, Array]:
     """Sign and logarithm of the determinant, and the LU decomposition."""
-    lu, pivots, _ = lu_factor(jnp.swapaxes(x, -2, -1) if _is_transposed(spec) else x)
-    diagonal = jnp.diagonal(lu, axis1=-2, axis2=-1)
+    diagonal, sign, lu, pivots = _determined(x, spec)
     size = jnp.abs(diagonal)
     phase = diagonal / size if is_complex(x) else jnp.sign(diagonal)
-    sign = _sign_of(pivots, x.dtype) * jnp.prod(phase, axis=-1)
-    return sign, jnp.sum(jnp.log(size), axis=-1), lu, pivots + 1
+    return sign * jnp.prod(phase, axis=-1), jnp.sum(jnp.log(size), axis=-1), lu, pivots
 
 
 @rule("linalg_matrix_exp")
@@ -302,23 +289,27 @@ def matrix_exp(x: Array) -> Array:
     return x if x.size == 0 else jax.scipy.linalg.expm(widen(x))
 
 
-@rule("linalg_pinv.atol_rtol_tensor")
-def pinv(x: Array, *, atol: Array | None = None, rtol: Array | None = None, hermitian: bool = False) -> Array:
-    """The pseudo-inverse; singular values below the tolerances count as zero."""
-    if x.size == 0:
-        return adjoint(x)
-    if hermitian:
-        # Only the lower triangle counts.
-        lower = jnp.tril(x, -1)
-        x = lower + adjoint(lower) + jnp.where(jnp.eye(x.shape[-1], dtype=jnp.bool_), jnp.real(x).astype(x.dtype), 0)
-    u, s, vh = jnp.linalg.svd(x, full_matrices=False)
-    largest = jnp.max(s, axis=-1)
-    absolute = jnp.zeros((), s.dtype) if atol is None else atol.astype(s.dtype)
-    relative = max(x.shape[-2:]) * jnp.finfo(s.dtype).eps
-    if rtol is not None:
-        relative = rtol.astype(s.dtype)
-    elif atol is not None:
-        relative = jnp.where(absolute > 0, 0, relative)
-    kept = s > jnp.maximum(absolute, relative * largest)[..., None]
-    inverse = jnp.where(kept, 1 / jnp.where(kept, s, 1), 0)
-    return matmul(adjoint(vh) * inverse[..., None, :].astype(x.dtype), adjoint(u))
+# PyTorch's numbers of normalizations: none, by the square root of the count, by the count. JAX names them by direction.
+_FORWARD, _INVERSE = ("backward", "ortho", "forward"), ("forward", "ortho", "backward")
+
+
+@rule("_fft_c2c")
+def c2c(x: Array, dims: Sequence[int], normalization: int, forward: bool) -> Array:
+    """Fourier transform, complex to complex."""
+    transform, norms = (jnp.fft.fftn, _FORWARD) if forward else (jnp.fft.ifftn, _INVERSE)
+    return transform(x, axes=tuple(dims), norm=norms[normalization]) if dims else x
+
+
+@rule("_fft_r2c")
+def r2c(x: Array, dims: Sequence[int], normalization: int, onesided: bool) -> Array:
+    """Fourier transform, real to complex; `onesided` leaves out the half that follows from the other."""
+    transform = jnp.fft.rfftn if onesided else jnp.fft.fftn
+    return transform(x, axes=tuple(dims), norm=_FORWARD[normalization])
+
+
+@rule("_fft_c2r")
+def c2r(x: Array, dims: Sequence[int], normalization: int, last_dim_size: int) -> Array:
+    """Fourier transform, complex to real."""
+    *others, last = dims
+    x = c2c(x, others, normalization, forward=False)
+    return jnp.fft.irfft(x, n=last_dim_size, axis=last, norm=_INVERSE[normalization])

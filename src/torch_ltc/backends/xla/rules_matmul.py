@@ -10,53 +10,25 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from torch_ltc.backends.xla.promotion import Operand, cast, is_complex, is_floating, widen
+from torch_ltc.backends.xla.promotion import is_complex, is_floating, widen
 from torch_ltc.backends.xla.table import rule
 
 # PyTorch multiplies float32 matrices in float32; XLA would take a faster, coarser path on some devices.
 _PRECISION = lax.Precision.HIGHEST
 
 
+@rule("mm", "bmm")
 def matmul(x: Array, y: Array) -> Array:
     """Matrix product, half precision added up in float32."""
     wide = jnp.float32 if is_floating(x) and x.dtype.itemsize == 2 else None
     return jnp.matmul(x, y, precision=_PRECISION, preferred_element_type=wide)
 
 
-@rule("mm", "bmm")
-def mm(x: Array, y: Array) -> Array:
-    """Matrix product."""
-    return matmul(x, y)
-
-
-@rule("addbmm")
-def addbmm(bias: Array, x: Array, y: Array, *, beta: Operand = 1, alpha: Operand = 1) -> Array:
-    """`beta * bias + alpha * (x @ y)`, the products of the batch added up."""
-    return _added(bias, jnp.sum(matmul(x, y), axis=0), beta, alpha)
-
-
-def _added(bias: Array, product: Array, beta: Operand, alpha: Operand) -> Array:
-    scaled = product * cast(alpha, product.dtype)
-    # A bias with the factor zero is ignored, whatever is in it.
-    if not isinstance(beta, Array) and beta == 0:
-        return scaled
-    return bias.astype(product.dtype) * cast(beta, product.dtype) + scaled
-
-
 @rule("_trilinear")
-def trilinear(
-    x: Array,
-    y: Array,
-    z: Array,
-    expand1: Sequence[int],
-    expand2: Sequence[int],
-    expand3: Sequence[int],
-    sumdim: Sequence[int],
-    unroll_dim: int = 1,
-) -> Array:
+def trilinear(x: Array, y: Array, z: Array, *dims: Any) -> Array:
     """Product of three arrays, each given new dimensions, summed."""
-    product = jnp.expand_dims(x, tuple(expand1)) * jnp.expand_dims(y, tuple(expand2))
-    return jnp.sum(product * jnp.expand_dims(z, tuple(expand3)), axis=tuple(sumdim))
+    x, y, z = (jnp.expand_dims(each, tuple(new)) for each, new in zip((x, y, z), dims[:3], strict=True))
+    return jnp.sum(x * y * z, axis=tuple(dims[3]))
 
 
 def _convolve(
@@ -70,18 +42,18 @@ def _convolve(
     groups: int,
 ) -> Array:
     spatial = x.ndim - 2
-    steps, border, spread = (_each(values, spatial) for values in (stride, padding, dilation))
+    steps, border, apart = (spread(values, spatial) for values in (stride, padding, dilation))
     wide = jnp.float32 if is_floating(x) and x.dtype.itemsize == 2 else None
     options: dict[str, Any] = {"feature_group_count": groups, "precision": _PRECISION, "preferred_element_type": wide}
     if not transposed:
         pads = [(p, p) for p in border]
-        return lax.conv_general_dilated(x, weight, steps, pads, rhs_dilation=spread, **options)
-    extra = _each(output_padding, spatial)
-    reach = [d * (k - 1) for d, k in zip(spread, weight.shape[2:], strict=True)]
+        return lax.conv_general_dilated(x, weight, steps, pads, rhs_dilation=apart, **options)
+    extra = spread(output_padding, spatial)
+    reach = [d * (k - 1) for d, k in zip(apart, weight.shape[2:], strict=True)]
     pads = [(r - p, r - p + e) for r, p, e in zip(reach, border, extra, strict=True)]
     kernel = _transposed_kernel(weight, groups)
     ones = [1] * spatial
-    return lax.conv_general_dilated(x, kernel, ones, pads, lhs_dilation=steps, rhs_dilation=spread, **options)
+    return lax.conv_general_dilated(x, kernel, ones, pads, lhs_dilation=steps, rhs_dilation=apart, **options)
 
 
 def _transposed_kernel(weight: Array, groups: int) -> Array:
@@ -92,24 +64,15 @@ def _transposed_kernel(weight: Array, groups: int) -> Array:
     return jnp.reshape(jnp.swapaxes(grouped, 1, 2), (groups * outputs, inputs // groups, *weight.shape[2:]))
 
 
-def _each(values: Sequence[int], count: int) -> list[int]:
+def spread(values: Sequence[int], count: int) -> list[int]:
+    """One value for each of `count` dimensions."""
     return list(values) * count if len(values) == 1 else list(values)
 
 
 @rule("convolution", "convolution_overrideable")
-def convolution(
-    x: Array,
-    weight: Array,
-    bias: Array | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    output_padding: Sequence[int],
-    groups: int,
-) -> Array:
+def convolution(x: Array, weight: Array, bias: Array | None, *options: Any) -> Array:
     """Convolution over any number of dimensions."""
-    result = _convolve(x, weight, stride, padding, dilation, transposed, output_padding, groups)
+    result = _convolve(x, weight, *options)
     if bias is None:
         return result
     return result + jnp.reshape(bias.astype(result.dtype), (1, -1) + (1,) * (x.ndim - 2))
@@ -117,22 +80,13 @@ def convolution(
 
 @rule("convolution_backward")
 def convolution_backward(
-    gradient: Array,
-    x: Array,
-    weight: Array,
-    bias_sizes: Sequence[int] | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    output_padding: Sequence[int],
-    groups: int,
-    output_mask: Sequence[bool],
+    gradient: Array, x: Array, weight: Array, bias_sizes: Sequence[int] | None, *options: Any
 ) -> tuple[Array | None, Array | None, Array | None]:
-    """Gradients of `convolution`."""
+    """Gradients of `convolution`, of which the last option wants some."""
+    *settings, output_mask = options
 
     def forward(x: Array, weight: Array) -> Array:
-        return _convolve(x, weight, stride, padding, dilation, transposed, output_padding, groups)
+        return _convolve(x, weight, *settings)
 
     gradient, x, weight = widen(gradient), widen(x), widen(weight)
     # JAX pulls a gradient back without conjugating it.

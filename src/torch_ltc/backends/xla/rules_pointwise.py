@@ -8,7 +8,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import torch
 from jax import Array, lax
 
 from torch_ltc.backends.xla.promotion import (
@@ -20,47 +19,30 @@ from torch_ltc.backends.xla.promotion import (
     promote_float,
     promote_wide,
     result_dtype,
-    to_torch_dtype,
     widen,
 )
 from torch_ltc.backends.xla.table import add_rules, rule
 
+Functions = dict[str, Callable[..., Any]]
+special = jax.scipy.special
+
+
+def _named(home: Any, names: str) -> Functions:
+    """Functions that have PyTorch's name in this module, too; older versions of JAX lack some."""
+    return {name: getattr(home, name) for name in names.split() if hasattr(home, name)}
+
+
 # Functions of one floating-point argument: integers are made floating point, half precision is widened.
-FLOAT_UNARY: dict[str, Callable[..., Any]] = {
-    "acos": jnp.arccos,
-    "acosh": jnp.arccosh,
-    "asin": jnp.arcsin,
-    "asinh": jnp.arcsinh,
-    "atan": jnp.arctan,
-    "atanh": jnp.arctanh,
-    "cos": jnp.cos,
-    "cosh": jnp.cosh,
-    "erf": jax.scipy.special.erf,
-    "erfc": jax.scipy.special.erfc,
-    "erfinv": jax.scipy.special.erfinv,
-    "exp": jnp.exp,
-    "exp2": jnp.exp2,
-    "expm1": jnp.expm1,
-    "i0": jax.scipy.special.i0,
-    "lgamma": jax.scipy.special.gammaln,
-    "log": jnp.log,
-    "log10": jnp.log10,
-    "log1p": jnp.log1p,
-    "log2": jnp.log2,
-    "reciprocal": jnp.reciprocal,
+FLOAT_UNARY: Functions = {
+    **_named(jnp, "acos acosh asin asinh atan atanh cos cosh exp exp2 expm1 log log10 log1p log2 reciprocal"),
+    **_named(jnp, "sin sinh sqrt tan tanh"),
+    **_named(special, "erf erfc erfinv i0"),
+    **{f"special_{name}": function for name, function in _named(special, "erfcx i0e i1 i1e ndtri").items()},
+    "lgamma": special.gammaln,
     "rsqrt": lax.rsqrt,
     "sigmoid": jax.nn.sigmoid,
-    "sin": jnp.sin,
-    "sinh": jnp.sinh,
-    "special_i0e": jax.scipy.special.i0e,
-    "special_i1": jax.scipy.special.i1,
-    "special_i1e": jax.scipy.special.i1e,
-    "special_modified_bessel_i0": jax.scipy.special.i0,
-    "special_modified_bessel_i1": jax.scipy.special.i1,
-    "special_ndtri": jax.scipy.special.ndtri,
-    "sqrt": jnp.sqrt,
-    "tan": jnp.tan,
-    "tanh": jnp.tanh,
+    "special_modified_bessel_i0": special.i0,
+    "special_modified_bessel_i1": special.i1,
 }
 
 
@@ -70,118 +52,63 @@ def _sign(x: Array) -> Array:
 
 
 # Functions of one argument that keep its dtype, or give a boolean.
-UNARY: dict[str, Callable[..., Any]] = {
+UNARY: Functions = {
+    **_named(jnp, "abs angle bitwise_not ceil floor isinf isnan logical_not round"),
     "_conj": jnp.conj,
     "_conj_physical": jnp.conj,
     "_neg_view": jnp.negative,
-    "abs": jnp.abs,
-    "angle": jnp.angle,
-    "bitwise_not": jnp.invert,
-    "ceil": jnp.ceil,
-    "floor": jnp.floor,
-    "isinf": jnp.isinf,
-    "isnan": jnp.isnan,
-    "logical_not": jnp.logical_not,
     "neg": jnp.negative,
     "relu": lambda x: jnp.maximum(x, jnp.zeros((), x.dtype)),
-    "round": jnp.round,
-    "sign": lambda x: _sign(x),
+    "sign": _sign,
     "signbit": lambda x: jnp.signbit(x) if is_floating(x) else x < 0,
     "trunc": lambda x: jnp.trunc(x) if is_floating(x) else x,
 }
 
 # Functions of two arguments that are brought to one dtype first.
-BINARY: dict[str, Callable[..., Any]] = {
-    "__lshift__.Scalar": jnp.left_shift,
-    "__lshift__.Tensor": jnp.left_shift,
-    "__rshift__.Scalar": jnp.right_shift,
-    "__rshift__.Tensor": jnp.right_shift,
-    "bitwise_and.Scalar": jnp.bitwise_and,
-    "bitwise_and.Tensor": jnp.bitwise_and,
-    "bitwise_left_shift.Tensor": jnp.left_shift,
-    "bitwise_or.Scalar": jnp.bitwise_or,
-    "bitwise_or.Tensor": jnp.bitwise_or,
-    "bitwise_right_shift.Tensor": jnp.right_shift,
-    "bitwise_xor.Scalar": jnp.bitwise_xor,
-    "bitwise_xor.Tensor": jnp.bitwise_xor,
-    "eq.Scalar": jnp.equal,
-    "eq.Tensor": jnp.equal,
-    "fmax": jnp.fmax,
-    "fmin": jnp.fmin,
-    "gcd": jnp.gcd,
-    "ge.Scalar": jnp.greater_equal,
-    "ge.Tensor": jnp.greater_equal,
-    "gt.Scalar": jnp.greater,
-    "gt.Tensor": jnp.greater,
-    "lcm": jnp.lcm,
-    "le.Scalar": jnp.less_equal,
-    "le.Tensor": jnp.less_equal,
-    "logical_and": jnp.logical_and,
-    "logical_or": jnp.logical_or,
-    "logical_xor": jnp.logical_xor,
-    "lt.Scalar": jnp.less,
-    "lt.Tensor": jnp.less,
-    "maximum": jnp.maximum,
-    "minimum": jnp.minimum,
-    "ne.Scalar": jnp.not_equal,
-    "ne.Tensor": jnp.not_equal,
-    "nextafter": jnp.nextafter,
+BINARY = _named(jnp, "fmax fmin gcd lcm logical_and logical_or logical_xor maximum minimum nextafter")
+# The same; the second argument may be a number.
+BINARY_SCALAR: Functions = {
+    **_named(jnp, "bitwise_and bitwise_or bitwise_xor"),
+    "__lshift__": jnp.left_shift,
+    "__rshift__": jnp.right_shift,
+    "eq": jnp.equal,
+    "ge": jnp.greater_equal,
+    "gt": jnp.greater,
+    "le": jnp.less_equal,
+    "lt": jnp.less,
+    "ne": jnp.not_equal,
 }
-
 # The same, half precision widened.
-ARITHMETIC: dict[str, Callable[..., Any]] = {
-    "fmod.Scalar": lax.rem,
-    "fmod.Tensor": lax.rem,
-    "mul.Scalar": jnp.multiply,
-    "mul.Tensor": jnp.multiply,
-    "remainder.Scalar": jnp.remainder,
-    "remainder.Scalar_Tensor": jnp.remainder,
-    "remainder.Tensor": jnp.remainder,
-}
-
+ARITHMETIC: Functions = {"fmod": lax.rem, "mul": jnp.multiply, "remainder": jnp.remainder}
 # The same for floating-point arguments.
-FLOAT_BINARY: dict[str, Callable[..., Any]] = {
+FLOAT_BINARY: Functions = {
     "atan2": jnp.arctan2,
-    "copysign.Scalar": jnp.copysign,
-    "copysign.Tensor": jnp.copysign,
-    "div.Scalar": jnp.true_divide,
-    "div.Tensor": jnp.true_divide,
     "hypot": jnp.hypot,
-    "igamma": jax.scipy.special.gammainc,
-    "igammac": jax.scipy.special.gammaincc,
+    "igamma": special.gammainc,
+    "igammac": special.gammaincc,
 }
+FLOAT_BINARY_SCALAR: Functions = {"copysign": jnp.copysign, "div": jnp.true_divide}
 
 
-def _float_unary(function: Callable[..., Any]) -> Callable[[Array], Array]:
-    return lambda x: function(widen(x))
-
-
-def _binary(function: Callable[..., Any]) -> Callable[[Operand, Operand], Array]:
+def _after(prepare: Callable[..., list[Array]], function: Callable[..., Any]) -> Callable[..., Array]:
     # lax functions do not broadcast, jnp's do.
-    return lambda x, y: function(*jnp.broadcast_arrays(*promote(x, y)))
+    return lambda *operands: function(*jnp.broadcast_arrays(*prepare(*operands)))
 
 
-def _arithmetic(function: Callable[..., Any]) -> Callable[[Operand, Operand], Array]:
-    return lambda x, y: function(*jnp.broadcast_arrays(*promote_wide(x, y)))
+def _add_table(functions: Functions, prepare: Callable[..., list[Array]], *overloads: str) -> None:
+    for name, function in functions.items():
+        add_rules(_after(prepare, function), [f"{name}.{overload}" for overload in overloads])
 
 
-def _float_binary(function: Callable[..., Any]) -> Callable[[Operand, Operand], Array]:
-    return lambda x, y: function(*promote_float(x, y))
-
-
-# Older versions of JAX do not have it.
-if hasattr(jax.scipy.special, "erfcx"):
-    FLOAT_UNARY["special_erfcx"] = jax.scipy.special.erfcx
-for _name, _function in FLOAT_UNARY.items():
-    add_rules(_float_unary(_function), [_name])
-for _name, _function in UNARY.items():
-    add_rules(_function, [_name])
-for _name, _function in BINARY.items():
-    add_rules(_binary(_function), [_name])
-for _name, _function in ARITHMETIC.items():
-    add_rules(_arithmetic(_function), [_name])
-for _name, _function in FLOAT_BINARY.items():
-    add_rules(_float_binary(_function), [_name])
+_add_table(FLOAT_UNARY, lambda x: [widen(x)], "default")
+_add_table(UNARY, lambda x: [x], "default")
+_add_table(BINARY, promote, "default")
+_add_table(BINARY_SCALAR, promote, "Tensor", "Scalar")
+_add_table({"bitwise_left_shift": jnp.left_shift, "bitwise_right_shift": jnp.right_shift}, promote, "Tensor")
+_add_table(ARITHMETIC, promote_wide, "Tensor", "Scalar")
+_add_table({"remainder": jnp.remainder}, promote_wide, "Scalar_Tensor")
+_add_table(FLOAT_BINARY, promote_float, "default")
+_add_table(FLOAT_BINARY_SCALAR, promote_float, "Tensor", "Scalar")
 
 
 @rule("add.Tensor", "add.Scalar")
@@ -239,18 +166,10 @@ def _integer_power(base: Array, exponent: Array) -> Array:
     return jnp.where(exponent < 0, inverse, jnp.power(base, jnp.maximum(exponent, 0)))
 
 
-@rule("ldexp.Tensor")
-def ldexp(x: Array, exponent: Array) -> Array:
-    """`x * 2 ** exponent`."""
-    a, b = promote_float(x, exponent)
-    return a * jnp.exp2(b)
-
-
 @rule("frexp.Tensor")
 def frexp(x: Array) -> tuple[Array, Array]:
     """Mantissa and exponent."""
-    mantissa, exponent = jnp.frexp(widen(x))
-    return mantissa, exponent
+    return jnp.frexp(widen(x))
 
 
 @rule("where.self")
@@ -289,57 +208,8 @@ def polar(length: Array, angle: Array) -> Array:
     return complex_(length * jnp.cos(angle), length * jnp.sin(angle))
 
 
-@rule("elu")
-def elu(x: Array, alpha: Operand = 1, scale: Operand = 1, input_scale: Operand = 1) -> Array:
-    """Exponential linear unit."""
-    wide = widen(x)
-    return jnp.where(wide > 0, wide * scale, alpha * scale * jnp.expm1(jnp.minimum(wide, 0) * input_scale))
-
-
-@rule("hardtanh")
-def hardtanh(x: Array, low: Operand = -1, high: Operand = 1) -> Array:
-    """`x` limited to `[low, high]`."""
-    return clamp(x, cast(low, x.dtype), cast(high, x.dtype))
-
-
-@rule("leaky_relu")
-def leaky_relu(x: Array, slope: Operand = 0.01) -> Array:
-    """`x`, its negative part scaled."""
-    return jnp.where(x > 0, x, x * cast(slope, x.dtype))
-
-
-@rule("gelu")
-def gelu(x: Array, *, approximate: str = "none") -> Array:
-    """Gaussian error linear unit."""
-    return jax.nn.gelu(widen(x), approximate=approximate == "tanh")
-
-
 @rule("softshrink_backward", "hardshrink_backward")
 def shrink_backward(gradient: Array, x: Array, bound: Operand) -> Array:
     """Gradient of both shrink functions: zero where they are."""
     limit = cast(bound, x.dtype)
     return jnp.where((x >= -limit) & (x <= limit), jnp.zeros((), gradient.dtype), gradient)
-
-
-@rule("_to_copy")
-def to_copy(x: Array, *, dtype: torch.dtype | None = None, **result: Any) -> Array:
-    """`x` in another dtype. Where and how it lies in memory means nothing here."""
-    return to_torch_dtype(x, dtype)
-
-
-@rule("prims:convert_element_type")
-def convert_element_type(x: Array, dtype: torch.dtype) -> Array:
-    """`x` in another dtype."""
-    return to_torch_dtype(x, dtype)
-
-
-@rule("view_as_real")
-def view_as_real(x: Array) -> Array:
-    """Real and imaginary part in a last dimension of two."""
-    return jnp.stack([jnp.real(x), jnp.imag(x)], axis=-1)
-
-
-@rule("view_as_complex")
-def view_as_complex(x: Array) -> Array:
-    """The inverse of `view_as_real`."""
-    return lax.complex(widen(x[..., 0]), widen(x[..., 1]))

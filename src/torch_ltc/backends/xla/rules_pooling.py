@@ -5,20 +5,19 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
 from torch_ltc.backends.xla.promotion import is_floating, widen
+from torch_ltc.backends.xla.rules_matmul import spread
 from torch_ltc.backends.xla.rules_shape import transposed
-from torch_ltc.backends.xla.table import rule
+from torch_ltc.backends.xla.table import add_rules, rule
 
 Sizes = Sequence[int]
-
-
-def _spread(values: Sizes, count: int) -> list[int]:
-    return list(values) * count if len(values) == 1 else list(values)
 
 
 def _output_length(length: int, kernel: int, stride: int, pad: int, dilation: int, ceil_mode: bool) -> int:
@@ -37,10 +36,10 @@ class _Windows:
         self, x: Array, spatial: int, kernel: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes, ceil_mode: bool
     ) -> None:
         self.lengths = x.shape[x.ndim - spatial :]
-        self.kernel = _spread(kernel, spatial)
-        self.stride = _spread(stride, spatial) if stride else self.kernel
-        self.padding = _spread(padding, spatial)
-        self.dilation = _spread(dilation, spatial)
+        self.kernel = spread(kernel, spatial)
+        self.stride = spread(stride, spatial) if stride else self.kernel
+        self.padding = spread(padding, spatial)
+        self.dilation = spread(dilation, spatial)
         self.counts = [
             _output_length(*each, ceil_mode)
             for each in zip(self.lengths, self.kernel, self.stride, self.padding, self.dilation, strict=True)
@@ -79,8 +78,15 @@ class _Windows:
 
 
 def _max_pool(
-    x: Array, spatial: int, kernel: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes, ceil_mode: bool
+    spatial: int,
+    x: Array,
+    kernel: Sizes,
+    stride: Sizes = (),
+    padding: Sizes = (0,),
+    dilation: Sizes = (1,),
+    ceil_mode: bool = False,
 ) -> tuple[Array, Array]:
+    """Maximum over windows, and where it is."""
     windows = _Windows(x, spatial, kernel, stride, padding, dilation, ceil_mode)
     places = jnp.reshape(jnp.arange(math.prod(windows.lengths)), windows.lengths)
     lowest = -math.inf if is_floating(x) else int(jnp.iinfo(x.dtype).min)
@@ -96,23 +102,9 @@ def _max_pool(
     return jnp.take_along_axis(values, best, axis=0)[0], jnp.take_along_axis(spread, best, axis=0)[0]
 
 
-@rule("max_pool2d_with_indices")
-def max_pool2d(
-    x: Array, kernel: Sizes, stride: Sizes = (), padding: Sizes = (0,), dilation: Sizes = (1,), ceil_mode: bool = False
-) -> tuple[Array, Array]:
-    """Maximum over windows, and where it is."""
-    return _max_pool(x, 2, kernel, stride, padding, dilation, ceil_mode)
-
-
-@rule("max_pool3d_with_indices")
-def max_pool3d(
-    x: Array, kernel: Sizes, stride: Sizes = (), padding: Sizes = (0,), dilation: Sizes = (1,), ceil_mode: bool = False
-) -> tuple[Array, Array]:
-    """Maximum over windows, and where it is."""
-    return _max_pool(x, 3, kernel, stride, padding, dilation, ceil_mode)
-
-
-def _adaptive_max_pool(x: Array, size: Sizes) -> tuple[Array, Array]:
+@rule("adaptive_max_pool2d", "adaptive_max_pool3d")
+def adaptive_max_pool(x: Array, size: Sizes) -> tuple[Array, Array]:
+    """Maximum over windows that divide the image into this many parts, and where it is."""
     spatial = len(size)
     lengths = x.shape[x.ndim - spatial :]
     values, places = x, jnp.reshape(jnp.arange(math.prod(lengths)), lengths)
@@ -138,14 +130,9 @@ def _adaptive_max_pool(x: Array, size: Sizes) -> tuple[Array, Array]:
     return jnp.take_along_axis(flat, best, axis=-1)[..., 0], chosen[..., 0]
 
 
-@rule("adaptive_max_pool2d", "adaptive_max_pool3d")
-def adaptive_max_pool(x: Array, size: Sizes) -> tuple[Array, Array]:
-    """Maximum over windows that divide the image into this many parts, and where it is."""
-    return _adaptive_max_pool(x, size)
-
-
-def _to_places(gradient: Array, x: Array, places: Array, spatial: int) -> Array:
-    """Each gradient added to the element that its window chose."""
+def _to_places(spatial: int, gradient: Array, x: Array, *options: Any) -> Array:
+    """Each gradient added to the element that its window chose: the last option says which."""
+    places = options[-1]
     rows = math.prod(x.shape[: x.ndim - spatial])
     row = jnp.arange(rows)[:, None]
     flat = jnp.zeros((rows, math.prod(x.shape[x.ndim - spatial :])), gradient.dtype)
@@ -155,74 +142,22 @@ def _to_places(gradient: Array, x: Array, places: Array, spatial: int) -> Array:
     return jnp.reshape(added, x.shape)
 
 
-@rule("max_pool2d_with_indices_backward")
-def max_pool2d_backward(
-    gradient: Array,
-    x: Array,
-    kernel: Sizes,
-    stride: Sizes,
-    padding: Sizes,
-    dilation: Sizes,
-    ceil_mode: bool,
-    places: Array,
-) -> Array:
-    """Gradient of `max_pool2d`."""
-    return _to_places(gradient, x, places, 2)
-
-
-@rule("max_pool3d_with_indices_backward")
-def max_pool3d_backward(
-    gradient: Array,
-    x: Array,
-    kernel: Sizes,
-    stride: Sizes,
-    padding: Sizes,
-    dilation: Sizes,
-    ceil_mode: bool,
-    places: Array,
-) -> Array:
-    """Gradient of `max_pool3d`."""
-    return _to_places(gradient, x, places, 3)
-
-
-@rule("adaptive_max_pool2d_backward")
-def adaptive_max_pool2d_backward(gradient: Array, x: Array, places: Array) -> Array:
-    """Gradient of `adaptive_max_pool2d`."""
-    return _to_places(gradient, x, places, 2)
-
-
-@rule("adaptive_max_pool3d_backward")
-def adaptive_max_pool3d_backward(gradient: Array, x: Array, places: Array) -> Array:
-    """Gradient of `adaptive_max_pool3d`."""
-    return _to_places(gradient, x, places, 3)
-
-
-@rule("fractional_max_pool2d_backward")
-def fractional_max_pool2d_backward(gradient: Array, x: Array, kernel: Sizes, size: Sizes, places: Array) -> Array:
-    """Gradient of `fractional_max_pool2d`."""
-    return _to_places(gradient, x, places, 2)
-
-
-@rule("fractional_max_pool3d_backward")
-def fractional_max_pool3d_backward(gradient: Array, x: Array, kernel: Sizes, size: Sizes, places: Array) -> Array:
-    """Gradient of `fractional_max_pool3d`."""
-    return _to_places(gradient, x, places, 3)
-
-
 def _avg_pool(
-    x: Array,
     spatial: int,
+    x: Array,
     kernel: Sizes,
-    stride: Sizes,
-    padding: Sizes,
-    ceil_mode: bool,
-    count_include_pad: bool,
-    divisor: int | None,
+    stride: Sizes = (),
+    padding: Sizes = (0,),
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
 ) -> Array:
+    """Mean over windows."""
+    x = widen(x)
     windows = _Windows(x, spatial, kernel, stride, padding, (1,), ceil_mode)
     total = windows.sums(x)
-    if divisor is not None:
-        return total / divisor
+    if divisor_override is not None:
+        return total / divisor_override
     ones = jnp.ones(windows.lengths, x.dtype)
     if not count_include_pad:
         return total / windows.sums(ones)
@@ -233,76 +168,13 @@ def _avg_pool(
     return total / windows_of_border.sums(bordered)
 
 
-def _avg_pool_backward(
-    gradient: Array,
-    x: Array,
-    spatial: int,
-    kernel: Sizes,
-    stride: Sizes,
-    padding: Sizes,
-    ceil_mode: bool,
-    count_include_pad: bool,
-    divisor: int | None,
-) -> Array:
-    def forward(x: Array) -> Array:
-        return _avg_pool(x, spatial, kernel, stride, padding, ceil_mode, count_include_pad, divisor)
-
-    return transposed(forward, widen(x), widen(gradient))
+def _avg_pool_backward(spatial: int, gradient: Array, x: Array, *options: Any) -> Array:
+    return transposed(lambda y: _avg_pool(spatial, y, *options), widen(x), widen(gradient))
 
 
-@rule("avg_pool2d")
-def avg_pool2d(
-    x: Array,
-    kernel: Sizes,
-    stride: Sizes = (),
-    padding: Sizes = (0,),
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor_override: int | None = None,
-) -> Array:
-    """Mean over windows."""
-    return _avg_pool(widen(x), 2, kernel, stride, padding, ceil_mode, count_include_pad, divisor_override)
-
-
-@rule("avg_pool3d")
-def avg_pool3d(
-    x: Array,
-    kernel: Sizes,
-    stride: Sizes = (),
-    padding: Sizes = (0,),
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor_override: int | None = None,
-) -> Array:
-    """Mean over windows."""
-    return _avg_pool(widen(x), 3, kernel, stride, padding, ceil_mode, count_include_pad, divisor_override)
-
-
-@rule("avg_pool2d_backward")
-def avg_pool2d_backward(
-    gradient: Array,
-    x: Array,
-    kernel: Sizes,
-    stride: Sizes,
-    padding: Sizes,
-    ceil_mode: bool,
-    count_include_pad: bool,
-    divisor: int | None,
-) -> Array:
-    """Gradient of `avg_pool2d`."""
-    return _avg_pool_backward(gradient, x, 2, kernel, stride, padding, ceil_mode, count_include_pad, divisor)
-
-
-@rule("avg_pool3d_backward")
-def avg_pool3d_backward(
-    gradient: Array,
-    x: Array,
-    kernel: Sizes,
-    stride: Sizes,
-    padding: Sizes,
-    ceil_mode: bool,
-    count_include_pad: bool,
-    divisor: int | None,
-) -> Array:
-    """Gradient of `avg_pool3d`."""
-    return _avg_pool_backward(gradient, x, 3, kernel, stride, padding, ceil_mode, count_include_pad, divisor)
+for _n in (2, 3):
+    add_rules(partial(_max_pool, _n), [f"max_pool{_n}d_with_indices"])
+    add_rules(partial(_avg_pool, _n), [f"avg_pool{_n}d"])
+    add_rules(partial(_avg_pool_backward, _n), [f"avg_pool{_n}d_backward"])
+    _kinds = [f"max_pool{_n}d_with_indices", f"adaptive_max_pool{_n}d", f"fractional_max_pool{_n}d"]
+    add_rules(partial(_to_places, _n), [f"{kind}_backward" for kind in _kinds])

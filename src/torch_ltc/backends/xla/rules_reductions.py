@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 from jax import Array, lax
 
 from torch_ltc.backends.xla.promotion import Operand, cast, is_complex, is_floating, to_torch_dtype, widen
-from torch_ltc.backends.xla.table import rule
+from torch_ltc.backends.xla.table import add_rules, rule
 
 Dims = int | Sequence[int] | None
 
@@ -37,27 +38,15 @@ def sum_(x: Array, dims: Dims = None, keepdim: bool = False, *, dtype: torch.dty
     return jnp.sum(accumulated(x, dtype), axis=axes(x, dims), keepdims=keepdim)
 
 
-@rule("mean")
-def mean_all(x: Array, *, dtype: torch.dtype | None = None) -> Array:
-    """Mean of all elements."""
-    return jnp.mean(widen(to_torch_dtype(x, dtype)))
-
-
-@rule("mean.dim")
-def mean(x: Array, dims: Dims, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Array:
+@rule("mean", "mean.dim")
+def mean(x: Array, dims: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Array:
     """Mean along dimensions."""
     return jnp.mean(widen(to_torch_dtype(x, dtype)), axis=axes(x, dims), keepdims=keepdim)
 
 
-@rule("prod")
-def prod_all(x: Array, *, dtype: torch.dtype | None = None) -> Array:
-    """Product of all elements."""
-    return jnp.prod(accumulated(x, dtype))
-
-
-@rule("prod.dim_int")
-def prod(x: Array, dim: int, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Array:
-    """Product along one dimension."""
+@rule("prod", "prod.dim_int")
+def prod(x: Array, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Array:
+    """Product along dimensions."""
     return jnp.prod(accumulated(x, dtype), axis=axes(x, dim), keepdims=keepdim)
 
 
@@ -88,74 +77,31 @@ def vector_norm(
     """The norm of this order along dimensions."""
     size = jnp.abs(widen(to_torch_dtype(x, dtype)))
     where = axes(x, dims)
-    if isinstance(order, Array):
-        return jnp.sum(size**order, axis=where, keepdims=keepdim) ** (1 / order)
-    if order == math.inf:
-        return jnp.max(size, axis=where, keepdims=keepdim)
-    if order == -math.inf:
-        return jnp.min(size, axis=where, keepdims=keepdim)
-    if order == 0:
-        return jnp.sum((size != 0).astype(size.dtype), axis=where, keepdims=keepdim)
-    if order == 1:
-        return jnp.sum(size, axis=where, keepdims=keepdim)
-    if order == 2:
-        return jnp.sqrt(jnp.sum(size * size, axis=where, keepdims=keepdim))
+    if not isinstance(order, Array) and order in (math.inf, -math.inf):
+        return (jnp.max if order == math.inf else jnp.min)(size, axis=where, keepdims=keepdim)
+    if not isinstance(order, Array) and order in (0, 1, 2):
+        powers = (size != 0).astype(size.dtype) if order == 0 else size if order == 1 else size * size
+        total = jnp.sum(powers, axis=where, keepdims=keepdim)
+        return jnp.sqrt(total) if order == 2 else total
     return jnp.sum(size**order, axis=where, keepdims=keepdim) ** (1 / order)
 
 
-@rule("amax")
-def amax(x: Array, dims: Dims = None, keepdim: bool = False) -> Array:
-    """Maximum along dimensions."""
-    return jnp.max(x, axis=axes(x, dims), keepdims=keepdim)
+def _add_extreme(name: str, value: Callable[..., Array], place: Callable[..., Array]) -> None:
+    """The rules of a maximum or minimum, of where it is, and of both."""
+
+    def along(x: Array, dims: Dims = None, keepdim: bool = False) -> Array:
+        return value(x, axis=axes(x, dims), keepdims=keepdim)
+
+    def arg(x: Array, dim: int | None = None, keepdim: bool = False) -> Array:
+        return place(x, axis=dim, keepdims=keepdim) if x.ndim else jnp.zeros((), jnp.int64)
+
+    add_rules(along, [f"a{name}", name])
+    add_rules(arg, [f"arg{name}"])
+    add_rules(lambda x, dim, keepdim=False: (along(x, dim, keepdim), arg(x, dim, keepdim)), [f"{name}.dim"])
 
 
-@rule("amin")
-def amin(x: Array, dims: Dims = None, keepdim: bool = False) -> Array:
-    """Minimum along dimensions."""
-    return jnp.min(x, axis=axes(x, dims), keepdims=keepdim)
-
-
-@rule("max")
-def max_all(x: Array) -> Array:
-    """The largest element."""
-    return jnp.max(x)
-
-
-@rule("min")
-def min_all(x: Array) -> Array:
-    """The smallest element."""
-    return jnp.min(x)
-
-
-@rule("argmax")
-def argmax(x: Array, dim: int | None = None, keepdim: bool = False) -> Array:
-    """The index of the maximum."""
-    return _arg(jnp.argmax, x, dim, keepdim)
-
-
-@rule("argmin")
-def argmin(x: Array, dim: int | None = None, keepdim: bool = False) -> Array:
-    """The index of the minimum."""
-    return _arg(jnp.argmin, x, dim, keepdim)
-
-
-def _arg(function: Callable[..., Any], x: Array, dim: int | None, keepdim: bool) -> Array:
-    if x.ndim == 0:
-        return jnp.zeros((), jnp.int64)
-    result: Array = function(x, axis=dim, keepdims=keepdim)
-    return result
-
-
-@rule("max.dim")
-def max_dim(x: Array, dim: int, keepdim: bool = False) -> tuple[Array, Array]:
-    """Maximum along one dimension, and where it is."""
-    return amax(x, dim, keepdim), argmax(x, dim, keepdim)
-
-
-@rule("min.dim")
-def min_dim(x: Array, dim: int, keepdim: bool = False) -> tuple[Array, Array]:
-    """Minimum along one dimension, and where it is."""
-    return amin(x, dim, keepdim), argmin(x, dim, keepdim)
+_add_extreme("max", jnp.max, jnp.argmax)
+_add_extreme("min", jnp.min, jnp.argmin)
 
 
 @rule("any", "any.dim", "any.dims")
@@ -170,59 +116,55 @@ def softmax(x: Array, dim: int, half_to_float: bool = False) -> Array:
     return jax.nn.softmax(widen(x), axis=dim) if x.ndim else jnp.ones_like(x)
 
 
-@rule("_safe_softmax")
-def safe_softmax(x: Array, dim: int, dtype: torch.dtype | None = None) -> Array:
-    """As `softmax`, zero where every element is minus infinity."""
-    wide = widen(to_torch_dtype(x, dtype))
-    nothing = jnp.all(jnp.isneginf(wide), axis=axes(x, dim), keepdims=True)
-    return jnp.where(nothing, 0, softmax(wide, dim))
-
-
 @rule("_log_softmax")
 def log_softmax(x: Array, dim: int, half_to_float: bool = False) -> Array:
     """Logarithm of the softmax along one dimension."""
     return jax.nn.log_softmax(widen(x), axis=dim) if x.ndim else jnp.zeros_like(x)
 
 
+def _scan(function: Callable[..., Array], x: Array, dim: int) -> Array:
+    return function(x, axis=dim % x.ndim) if x.ndim else x
+
+
 @rule("cumsum")
 def cumsum(x: Array, dim: int, *, dtype: torch.dtype | None = None) -> Array:
     """Running sum."""
-    wide = accumulated(x, dtype)
-    return lax.cumsum(wide, axis=dim % x.ndim) if x.ndim else wide
+    return _scan(lax.cumsum, accumulated(x, dtype), dim)
 
 
 @rule("cumprod")
 def cumprod(x: Array, dim: int, *, dtype: torch.dtype | None = None) -> Array:
     """Running product."""
-    wide = accumulated(x, dtype)
-    return lax.cumprod(wide, axis=dim % x.ndim) if x.ndim else wide
+    return _scan(lax.cumprod, accumulated(x, dtype), dim)
 
 
 @rule("logcumsumexp")
 def logcumsumexp(x: Array, dim: int) -> Array:
     """Logarithm of the running sum of exponentials."""
-    return lax.cumlogsumexp(widen(x), axis=dim % x.ndim) if x.ndim else x
+    return _scan(lax.cumlogsumexp, widen(x), dim)
 
 
-@rule("cummax")
-def cummax(x: Array, dim: int) -> tuple[Array, Array]:
-    """Running maximum, and where it is."""
-    return _running(x, dim, jnp.greater_equal)
+Pair = tuple[Array, Array]
 
 
-@rule("cummin")
-def cummin(x: Array, dim: int) -> tuple[Array, Array]:
-    """Running minimum, and where it is."""
-    return _running(x, dim, jnp.less_equal)
+def _of_vectors(function: Callable[..., Pair]) -> Callable[..., Pair]:
+    """The function for arrays without dimensions, too: they are vectors of one element."""
+
+    @functools.wraps(function)
+    def run(x: Array, *args: Any, **kwargs: Any) -> Pair:
+        values, places = function(jnp.atleast_1d(x), *args, **kwargs)
+        return (values, places) if x.ndim else (jnp.reshape(values, ()), jnp.reshape(places, ()))
+
+    return run
 
 
-def _running(x: Array, dim: int, better: Callable[..., Array]) -> tuple[Array, Array]:
-    if x.ndim == 0:
-        return x, jnp.zeros((), jnp.int64)
+@_of_vectors
+def _running(x: Array, dim: int, better: Callable[..., Array]) -> Pair:
+    """Running extreme, and where it is."""
     axis = dim % x.ndim
     places = lax.broadcasted_iota(jnp.int64, x.shape, axis)
 
-    def later_wins(first: tuple[Array, Array], second: tuple[Array, Array]) -> tuple[Array, Array]:
+    def later_wins(first: Pair, second: Pair) -> Pair:
         # Ties go to the later element, and a nan wins over all that is no nan.
         take = better(second[0], first[0]) | jnp.isnan(second[0]) if is_floating(x) else better(second[0], first[0])
         return jnp.where(take, second[0], first[0]), jnp.where(take, second[1], first[1])
@@ -231,47 +173,38 @@ def _running(x: Array, dim: int, better: Callable[..., Array]) -> tuple[Array, A
     return values, indices
 
 
-@rule("sort.stable")
-def sort_stable(
-    x: Array, *, stable: bool | None = None, dim: int = -1, descending: bool = False
-) -> tuple[Array, Array]:
-    """As `sort`."""
-    return sort(x, dim, descending)
+add_rules(lambda x, dim: _running(x, dim, jnp.greater_equal), ["cummax"])
+add_rules(lambda x, dim: _running(x, dim, jnp.less_equal), ["cummin"])
 
 
-@rule("sort")
-def sort(x: Array, dim: int = -1, descending: bool = False) -> tuple[Array, Array]:
+@rule("sort", "sort.stable")
+@_of_vectors
+def sort(x: Array, dim: int = -1, descending: bool = False, *, stable: bool | None = None) -> Pair:
     """Sorted values, and where they were. Always stable."""
-    if x.ndim == 0:
-        return x, jnp.zeros((), jnp.int64)
     order = jnp.argsort(x, axis=dim, stable=True, descending=descending)
     return jnp.take_along_axis(x, order, axis=dim), order
 
 
 @rule("topk")
-def topk(x: Array, k: int, dim: int = -1, largest: bool = True, in_order: bool = True) -> tuple[Array, Array]:
+@_of_vectors
+def topk(x: Array, k: int, dim: int = -1, largest: bool = True, in_order: bool = True) -> Pair:
     """The `k` largest or smallest elements, and where they are."""
-    if x.ndim == 0:
-        return x, jnp.zeros((), jnp.int64)
     values, indices = sort(x, dim=dim, descending=largest)
     return lax.slice_in_dim(values, 0, k, axis=dim), lax.slice_in_dim(indices, 0, k, axis=dim)
 
 
 @rule("kthvalue")
-def kthvalue(x: Array, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Array, Array]:
+@_of_vectors
+def kthvalue(x: Array, k: int, dim: int = -1, keepdim: bool = False) -> Pair:
     """The `k`-th smallest element, and where it is."""
-    if x.ndim == 0:
-        return x, jnp.zeros((), jnp.int64)
-    values, indices = sort(x, dim=dim)
-    chosen = (lax.index_in_dim(each, k - 1, dim, keepdims=keepdim) for each in (values, indices))
-    return next(chosen), next(chosen)
+    values, indices = (lax.index_in_dim(each, k - 1, dim, keepdims=keepdim) for each in sort(x, dim=dim))
+    return values, indices
 
 
 @rule("median.dim")
-def median(x: Array, dim: int, keepdim: bool = False) -> tuple[Array, Array]:
+@_of_vectors
+def median(x: Array, dim: int, keepdim: bool = False) -> Pair:
     """The lower median along one dimension, and where it is. A nan is the median of anything."""
-    if x.ndim == 0:
-        return x, jnp.zeros((), jnp.int64)
     values, indices = kthvalue(x, (x.shape[dim] + 1) // 2, dim, keepdim)
     if not is_floating(x):
         return values, indices
@@ -281,38 +214,23 @@ def median(x: Array, dim: int, keepdim: bool = False) -> tuple[Array, Array]:
 
 
 @rule("nanmedian.dim")
-def nanmedian(x: Array, dim: int, keepdim: bool = False) -> tuple[Array, Array]:
+@_of_vectors
+def nanmedian(x: Array, dim: int, keepdim: bool = False) -> Pair:
     """The lower median of what is no nan, along one dimension, and where it is."""
-    if x.ndim == 0:
-        return x, jnp.zeros((), jnp.int64)
-    values, indices = sort(x, dim=dim)
-    valid = jnp.sum(~jnp.isnan(x), axis=dim, keepdims=True) if is_floating(x) else x.shape[dim]
-    place = jnp.broadcast_to(jnp.maximum((valid - 1) // 2, 0), _kept(x, dim))
-    chosen = [jnp.take_along_axis(each, place, axis=dim) for each in (values, indices)]
-    return (chosen[0], chosen[1]) if keepdim else (jnp.squeeze(chosen[0], dim), jnp.squeeze(chosen[1], dim))
+    valid = jnp.sum(~jnp.isnan(x), axis=dim, keepdims=True)
+    place = jnp.maximum((valid - 1) // 2, 0)
+    values, indices = (jnp.take_along_axis(each, place, axis=dim) for each in sort(x, dim=dim))
+    return (values, indices) if keepdim else (jnp.squeeze(values, dim), jnp.squeeze(indices, dim))
 
 
-def _kept(x: Array, dim: int) -> tuple[int, ...]:
-    return tuple(1 if d == dim % x.ndim else length for d, length in enumerate(x.shape))
-
-
-@rule("median")
-def median_all(x: Array) -> Array:
-    """The lower median of all elements."""
-    return median(jnp.ravel(x), 0)[0]
-
-
-@rule("nanmedian")
-def nanmedian_all(x: Array) -> Array:
-    """The lower median of all elements that are no nan."""
-    return nanmedian(jnp.ravel(x), 0)[0]
+add_rules(lambda x: median(jnp.ravel(x), 0)[0], ["median"])
+add_rules(lambda x: nanmedian(jnp.ravel(x), 0)[0], ["nanmedian"])
 
 
 @rule("mode")
-def mode(x: Array, dim: int = -1, keepdim: bool = False) -> tuple[Array, Array]:
+@_of_vectors
+def mode(x: Array, dim: int = -1, keepdim: bool = False) -> Pair:
     """The most frequent element, the smallest of several, and the last place where it is."""
-    if x.ndim == 0:
-        return x, jnp.zeros((), jnp.int64)
     moved = jnp.moveaxis(x, dim, -1)
     counts = jnp.sum(moved[..., :, None] == moved[..., None, :], axis=-1)
     frequent = counts == jnp.max(counts, axis=-1, keepdims=True)

@@ -7,8 +7,8 @@ matrices.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ from jax import Array
 
 from torch_ltc.backends.xla.promotion import widen
 from torch_ltc.backends.xla.rules_matmul import matmul
-from torch_ltc.backends.xla.table import add_rules, rule
+from torch_ltc.backends.xla.table import add_rules
 
 Matrix = Any
 Sizes = Sequence[int]
@@ -46,23 +46,17 @@ def _filled(source: int, target: int, columns: Matrix, weights: Matrix) -> Matri
     return matrix
 
 
-def _nearest(source: int, target: int, align: bool, factor: float | None) -> Matrix:
-    scale = np.float32(_scale(source, target, False, factor))
-    columns = np.floor(np.arange(target, dtype=np.float32) * scale)
-    return _filled(source, target, [columns], [np.ones(target)])
+def _nearest(shift: float) -> Maker:
+    def make(source: int, target: int, align: bool, factor: float | None) -> Matrix:
+        scale = np.float32(_scale(source, target, False, factor))
+        columns = np.floor((np.arange(target, dtype=np.float32) + np.float32(shift)) * scale)
+        return _filled(source, target, [columns], [np.ones(target)])
+
+    return make
 
 
-def _nearest_exact(source: int, target: int, align: bool, factor: float | None) -> Matrix:
-    scale = np.float32(_scale(source, target, False, factor))
-    columns = np.floor((np.arange(target, dtype=np.float32) + np.float32(0.5)) * scale)
-    return _filled(source, target, [columns], [np.ones(target)])
-
-
-def _linear(source: int, target: int, align: bool, factor: float | None) -> Matrix:
-    centres = np.maximum(_centres(source, target, align, factor), 0)
-    low = np.minimum(np.floor(centres), source - 1)
-    part = np.clip(centres - low, 0, 1)
-    return _filled(source, target, [low, low + 1], [1 - part, part])
+def _linear_weight(distance: Matrix) -> Matrix:
+    return np.maximum(1 - distance, 0)
 
 
 def _cubic_weight(distance: Matrix, sharpness: float) -> Matrix:
@@ -71,28 +65,25 @@ def _cubic_weight(distance: Matrix, sharpness: float) -> Matrix:
     return np.where(distance <= 1, near, np.where(distance < 2, far, 0))
 
 
-def _cubic(source: int, target: int, align: bool, factor: float | None) -> Matrix:
-    centres = _centres(source, target, align, factor)
-    low = np.floor(centres)
-    columns = [low + i for i in range(-1, 3)]
-    return _filled(source, target, columns, [_cubic_weight(np.abs(centres - c), -0.75) for c in columns])
+def _interpolated(reach: int, weight: Callable[[Matrix], Matrix]) -> Maker:
+    """Interpolation; places outside the image are its border."""
+
+    def make(source: int, target: int, align: bool, factor: float | None) -> Matrix:
+        centres = _centres(source, target, align, factor)
+        columns = [np.floor(centres) + i for i in range(1 - reach, 1 + reach)]
+        return _filled(source, target, columns, [weight(np.abs(centres - c)) for c in columns])
+
+    return make
 
 
-def _smooth(reach: int, weight: Callable[[Matrix], Matrix]) -> Maker:
+def _smooth(weight: Callable[[Matrix], Matrix]) -> Maker:
     """Antialiased interpolation: when the image gets smaller, each output pixel sees more input pixels."""
 
     def make(source: int, target: int, align: bool, factor: float | None) -> Matrix:
         scale = _scale(source, target, align, factor)
-        wide = max(scale, 1.0)
-        matrix = np.zeros((target, source), np.float64)
-        for row in range(target):
-            centre = scale * (row + 0.5)
-            first = max(int(centre - reach * wide + 0.5), 0)
-            last = min(int(centre + reach * wide + 0.5), source)
-            places = np.arange(first, last)
-            weights = weight(np.abs((places - centre + 0.5) / wide))
-            matrix[row, first:last] = weights / max(weights.sum(), np.finfo(np.float64).tiny)
-        return matrix
+        centres = scale * (np.arange(target)[:, None] + 0.5)
+        weights = weight(np.abs(np.arange(source) + 0.5 - centres) / max(scale, 1.0))
+        return weights / np.maximum(weights.sum(axis=1, keepdims=True), np.finfo(np.float64).tiny)
 
     return make
 
@@ -119,21 +110,22 @@ def _matrices(make: Maker, source: Sizes, target: Sizes, align: bool, factors: S
     return [make(s, t, align, f) for s, t, f in zip(source, target, factors, strict=True)]
 
 
-def _forward(make: Maker, spatial: int, aligned: bool) -> Callable[..., Array]:
-    def run(x: Array, size: Sizes, *options: Any) -> Array:
-        align, factors = _options(options, spatial, aligned)
-        return _resampled(x, _matrices(make, x.shape[x.ndim - spatial :], size, align, factors))
-
-    return run
+def _forward(make: Maker, spatial: int, aligned: bool, x: Array, size: Sizes, *options: Any) -> Array:
+    align, factors = _options(options, spatial, aligned)
+    return _resampled(x, _matrices(make, x.shape[x.ndim - spatial :], size, align, factors))
 
 
-def _backward(make: Maker, spatial: int, aligned: bool) -> Callable[..., Array]:
-    def run(gradient: Array, size: Sizes, input_size: Sizes, *options: Any) -> Array:
-        align, factors = _options(options, spatial, aligned)
-        source = input_size[len(input_size) - spatial :]
-        return _resampled(gradient, [m.T for m in _matrices(make, source, size, align, factors)])
+def _backward(
+    make: Maker, spatial: int, aligned: bool, gradient: Array, size: Sizes, input_size: Sizes, *options: Any
+) -> Array:
+    align, factors = _options(options, spatial, aligned)
+    source = input_size[len(input_size) - spatial :]
+    return _resampled(gradient, [m.T for m in _matrices(make, source, size, align, factors)])
 
-    return run
+
+def _adaptive_backward(spatial: int, gradient: Array, x: Array) -> Array:
+    size = gradient.shape[x.ndim - spatial :]
+    return _backward(_adaptive_mean, spatial, False, gradient, size, x.shape)
 
 
 def _options(options: tuple[Any, ...], spatial: int, aligned: bool) -> tuple[bool, list[float | None]]:
@@ -143,47 +135,20 @@ def _options(options: tuple[Any, ...], spatial: int, aligned: bool) -> tuple[boo
     return align, factors + [None] * (spatial - len(factors))
 
 
-_BILINEAR_AA = _smooth(1, lambda distance: np.maximum(1 - distance, 0))
-_BICUBIC_AA = _smooth(2, lambda distance: _cubic_weight(distance, -0.5))
+_LINEAR = _interpolated(1, _linear_weight)
 _KINDS: list[tuple[str, Maker, int, bool]] = [
-    *((f"upsample_nearest{n}d", _nearest, n, False) for n in (1, 2, 3)),
-    *((f"_upsample_nearest_exact{n}d", _nearest_exact, n, False) for n in (1, 2, 3)),
-    ("upsample_linear1d", _linear, 1, True),
-    ("upsample_bilinear2d", _linear, 2, True),
-    ("upsample_trilinear3d", _linear, 3, True),
-    ("upsample_bicubic2d", _cubic, 2, True),
-    ("_upsample_bilinear2d_aa", _BILINEAR_AA, 2, True),
-    ("_upsample_bicubic2d_aa", _BICUBIC_AA, 2, True),
+    *((f"upsample_nearest{n}d", _nearest(0), n, False) for n in (1, 2, 3)),
+    *((f"_upsample_nearest_exact{n}d", _nearest(0.5), n, False) for n in (1, 2, 3)),
+    *((f"upsample_{kind}", _LINEAR, n, True) for n, kind in enumerate(("linear1d", "bilinear2d", "trilinear3d"), 1)),
+    ("upsample_bicubic2d", _interpolated(2, lambda distance: _cubic_weight(distance, -0.75)), 2, True),
+    ("_upsample_bilinear2d_aa", _smooth(_linear_weight), 2, True),
+    ("_upsample_bicubic2d_aa", _smooth(lambda distance: _cubic_weight(distance, -0.5)), 2, True),
 ]
 for _name, _make, _spatial, _aligned in _KINDS:
     # PyTorch takes the nearest pixel by indexing, always.
     if "nearest" not in _name:
-        add_rules(_forward(_make, _spatial, _aligned), [_name])
-    add_rules(_backward(_make, _spatial, _aligned), [f"{_name}_backward"])
-
-
-@rule("_adaptive_avg_pool2d", "_adaptive_avg_pool3d")
-def adaptive_avg_pool(x: Array, size: Sizes) -> Array:
-    """Mean over windows that divide the image into this many parts."""
-    source = x.shape[x.ndim - len(size) :]
-    return _resampled(x, _matrices(_adaptive_mean, source, size, False, [None] * len(size)))
-
-
-@rule("_adaptive_avg_pool2d_backward")
-def adaptive_avg_pool2d_backward(gradient: Array, x: Array) -> Array:
-    """Gradient of adaptive mean pooling."""
-    return _adaptive_backward(gradient, x, 2)
-
-
-@rule("_adaptive_avg_pool3d_backward")
-def adaptive_avg_pool3d_backward(gradient: Array, x: Array) -> Array:
-    """Gradient of adaptive mean pooling."""
-    return _adaptive_backward(gradient, x, 3)
-
-
-def _adaptive_backward(gradient: Array, x: Array, spatial: int) -> Array:
-    source, target = x.shape[x.ndim - spatial :], gradient.shape[x.ndim - spatial :]
-    if math.prod(gradient.shape) == 0:
-        return jnp.zeros_like(x)
-    matrices = _matrices(_adaptive_mean, source, target, False, [None] * spatial)
-    return _resampled(gradient, [matrix.T for matrix in matrices])
+        add_rules(partial(_forward, _make, _spatial, _aligned), [_name])
+    add_rules(partial(_backward, _make, _spatial, _aligned), [f"{_name}_backward"])
+for _spatial in (2, 3):
+    add_rules(partial(_forward, _adaptive_mean, _spatial, False), [f"_adaptive_avg_pool{_spatial}d"])
+    add_rules(partial(_adaptive_backward, _spatial), [f"_adaptive_avg_pool{_spatial}d_backward"])

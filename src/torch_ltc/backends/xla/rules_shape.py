@@ -1,4 +1,5 @@
-"""Rules of operators that rearrange elements. Values never change here, so a view is a pure function like any other."""
+"""Rules of operators that rearrange elements or make arrays of numbers. Values never change here, so that a view is a
+pure function like any other."""
 
 from __future__ import annotations
 
@@ -11,20 +12,52 @@ import jax.numpy as jnp
 import torch
 from jax import Array, lax
 
-from torch_ltc.backends.xla.promotion import Operand, cast, category, jax_dtype, promote
-from torch_ltc.backends.xla.table import rule
+from torch_ltc.backends.xla.promotion import Operand, cast, category, jax_dtype, promote, widen
+from torch_ltc.backends.xla.table import add_rules, rule
 
 
-@rule("alias", "clone", "lift_fresh", "lift_fresh_copy")
-def identity(x: Array, **layout: Any) -> Array:
-    """`x` itself: how it lies in memory means nothing here."""
+@rule("alias", "clone", "lift_fresh", "lift_fresh_copy", "_to_copy", "prims:convert_element_type", "scalar_tensor")
+def identity(x: Operand, *dtype: Any, **layout: Any) -> Operand:
+    """`x` itself: the caller casts, and how it lies in memory means nothing here."""
     return x
 
 
-@rule("copy")
-def copy(x: Array, source: Array, non_blocking: bool = False) -> Array:
-    """`source` in the shape and dtype of `x`."""
-    return jnp.broadcast_to(cast(source, x.dtype), x.shape)
+@rule("copy", "full_like")
+def like(x: Array, source: Operand, *options: Any, **result: Any) -> Array:
+    """`source` in the shape of `x`."""
+    return jnp.broadcast_to(jnp.asarray(source), x.shape)
+
+
+@rule("full")
+def full(size: Sequence[int], value: Operand, **result: Any) -> Array:
+    """An array of one value."""
+    return jnp.broadcast_to(jnp.asarray(value), tuple(size))
+
+
+@rule("empty.memory_format", "_efficientzerotensor", "empty_strided", "empty_permuted")
+def empty(size: Sequence[int], *layout: Any, **result: Any) -> Array:
+    """Zeros: memory without a value does not exist here."""
+    return jnp.zeros(tuple(size), jnp.bool_)
+
+
+@rule("new_empty_strided")
+def new_empty_strided(x: Array, size: Sequence[int], stride: object, **result: Any) -> Array:
+    """Zeros."""
+    return empty(size)
+
+
+@rule("arange.start_step")
+def arange(start: Operand, end: Operand, step: Operand = 1, **result: Any) -> Array:
+    """`start`, `start + step` ... below `end`."""
+    whole = all(isinstance(bound, int) for bound in (start, end, step))
+    # Wider than the result: PyTorch multiplies in double precision.
+    return jnp.arange(start, end, step, dtype=jnp.int64 if whole else jnp.float64)
+
+
+@rule("prims:iota")
+def iota(length: int, *, start: int, step: int, **result: Any) -> Array:
+    """`start`, `start + step` ..., `length` of them."""
+    return start + step * jnp.arange(length, dtype=jnp.int64)
 
 
 @rule("view", "view_copy")
@@ -41,11 +74,9 @@ def view_dtype(x: Array, dtype: torch.dtype) -> Array:
     """The bits of `x` read as another dtype."""
     target = jax_dtype(dtype)
     if category(x.dtype) == 3 and category(target) == 2:
-        parts = jnp.stack([jnp.real(x), jnp.imag(x)], axis=-1)
-        return jnp.reshape(parts, (*x.shape[:-1], -1))
+        return jnp.reshape(view_as_real(x), (*x.shape[:-1], -1))
     if category(x.dtype) == 2 and category(target) == 3:
-        pairs = jnp.reshape(x, (*x.shape[:-1], -1, 2))
-        return lax.complex(pairs[..., 0], pairs[..., 1])
+        return view_as_complex(jnp.reshape(x, (*x.shape[:-1], -1, 2)))
     if x.dtype == jnp.bool_:
         x = x.astype(jnp.uint8)
     ratio = x.dtype.itemsize // max(target.itemsize, 1)
@@ -65,35 +96,20 @@ def expand(x: Array, size: Sequence[int], *, implicit: bool = False) -> Array:
     return jnp.broadcast_to(x, tuple(lengths))
 
 
-@rule("permute", "permute_copy")
-def permute(x: Array, dims: Sequence[int]) -> Array:
-    """`x` with its dimensions in another order."""
-    return jnp.transpose(x, tuple(dims))
-
-
-@rule("unsqueeze")
-def unsqueeze(x: Array, dim: int) -> Array:
-    """`x` with a new dimension of length one."""
-    return jnp.expand_dims(x, dim)
-
-
 @rule("squeeze.dims")
 def squeeze(x: Array, dims: Sequence[int]) -> Array:
     """`x` without those of these dimensions that have length one."""
     return jnp.squeeze(x, tuple(d % x.ndim for d in dims if x.shape[d] == 1)) if x.ndim else x
 
 
-def bounds(length: int, start: int | None, end: int | None) -> tuple[int, int]:
-    """Start and end of a slice as PyTorch reads them: negative ones count from the end, too large ones are cut."""
-    low, high, _ = slice(start, end).indices(length)
-    return low, max(low, high)
+def _along(x: Array, dim: int, chosen: slice) -> tuple[Any, ...]:
+    return (*[slice(None)] * (dim % x.ndim), chosen)
 
 
 @rule("slice.Tensor", "slice_copy.Tensor")
 def slice_(x: Array, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Array:
     """Every `step`-th element from `start` to `end`."""
-    low, high = bounds(x.shape[dim], start, end)
-    return lax.slice_in_dim(x, low, high, step, axis=dim)
+    return x[_along(x, dim, slice(start, end, step))]
 
 
 @rule("select.int", "select_copy.int")
@@ -107,15 +123,7 @@ def slice_scatter(
     x: Array, source: Array, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> Array:
     """`x` with a slice replaced."""
-    low, high = bounds(x.shape[dim], start, end)
-    where = (slice(None),) * (dim % x.ndim) + (slice(low, high, step),)
-    return x.at[where].set(cast(source, x.dtype))
-
-
-@rule("diagonal")
-def diagonal(x: Array, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Array:
-    """A diagonal, as a last dimension."""
-    return jnp.diagonal(x, offset, dim1, dim2)
+    return x.at[_along(x, dim, slice(start, end, step))].set(cast(source, x.dtype))
 
 
 @rule("diagonal_scatter")
@@ -163,12 +171,6 @@ def roll(x: Array, shifts: Sequence[int], dims: Sequence[int] = ()) -> Array:
     return jnp.roll(x, tuple(shifts), tuple(dims)) if dims else jnp.roll(x, shifts[0])
 
 
-@rule("repeat")
-def repeat(x: Array, repeats: Sequence[int]) -> Array:
-    """`x` laid out like tiles."""
-    return jnp.tile(x, tuple(repeats)) if repeats else x
-
-
 @rule("constant_pad_nd")
 def constant_pad_nd(x: Array, pad: Sequence[int], value: Operand = 0) -> Array:
     """`x` with a border; negative widths cut. `pad` begins with the last dimension."""
@@ -188,16 +190,10 @@ def unfold(x: Array, dim: int, size: int, step: int) -> Array:
     return jnp.moveaxis(windows, dim % x.ndim + 1, -1)
 
 
-@rule("tril")
-def tril(x: Array, diagonal: int = 0) -> Array:
-    """The lower triangle."""
-    return jnp.tril(x, diagonal)
-
-
-@rule("triu")
-def triu(x: Array, diagonal: int = 0) -> Array:
-    """The upper triangle."""
-    return jnp.triu(x, diagonal)
+add_rules(jnp.transpose, ["permute", "permute_copy"])
+add_rules(jnp.expand_dims, ["unsqueeze"])
+add_rules(jnp.diagonal, ["diagonal"])
+add_rules(jnp.tile, ["repeat"])
 
 
 def transposed(function: Any, example: Array, gradient: Array) -> Array:
@@ -206,16 +202,22 @@ def transposed(function: Any, example: Array, gradient: Array) -> Array:
     return jnp.asarray(result)
 
 
-def replication_pad(x: Array, pad: Sequence[int]) -> Array:
-    """`x` with its border repeated outward."""
-    for i in range(len(pad) // 2):
-        axis = x.ndim - 1 - i
-        places = jnp.arange(-pad[2 * i], x.shape[axis] + pad[2 * i + 1])
-        x = jnp.take(x, jnp.clip(places, 0, x.shape[axis] - 1), axis=axis, mode="clip")
-    return x
-
-
 @rule("replication_pad1d_backward", "replication_pad2d_backward", "replication_pad3d_backward")
 def replication_pad_backward(gradient: Array, x: Array, pad: Sequence[int]) -> Array:
     """Gradient of replication padding."""
-    return transposed(lambda y: replication_pad(y, pad), x, gradient.astype(x.dtype))
+    widths = [(0, 0)] * (x.ndim - len(pad) // 2) + list(zip(pad[::2], pad[1::2], strict=True))[::-1]
+    border = [(max(low, 0), max(high, 0)) for low, high in widths]
+    kept = tuple(slice(max(-low, 0), min(high, 0) or None) for low, high in widths)
+    return transposed(lambda y: jnp.pad(y, border, mode="edge")[kept], x, gradient.astype(x.dtype))
+
+
+@rule("view_as_real")
+def view_as_real(x: Array) -> Array:
+    """Real and imaginary part in a last dimension of two."""
+    return jnp.stack([jnp.real(x), jnp.imag(x)], axis=-1)
+
+
+@rule("view_as_complex")
+def view_as_complex(x: Array) -> Array:
+    """The inverse of `view_as_real`."""
+    return lax.complex(widen(x[..., 0]), widen(x[..., 1]))

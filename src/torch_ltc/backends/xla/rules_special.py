@@ -8,6 +8,7 @@ which converges fast because the integrand vanishes with all its derivatives at 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -58,70 +59,54 @@ def _asymptotic(x: Array, order: int) -> tuple[Array, Array]:
     return first, scale * (even * jnp.sin(angle) + odd * jnp.cos(angle))
 
 
-def _bessel_j(order: int) -> Callable[[Array], Array]:
-    def run(x: Array) -> Array:
-        wide = x.astype(jnp.float64)
-        size = jnp.abs(wide)
-        near = _series(jnp.minimum(size, _NEAR), order)[0]
-        far = _asymptotic(jnp.maximum(size, _NEAR), order)[0]
-        result = jnp.where(size < _NEAR, near, far)
-        return result * jnp.sign(wide) if order % 2 else result
-
-    return run
+def _bessel_j(order: int, x: Array) -> Array:
+    wide = x.astype(jnp.float64)
+    size = jnp.abs(wide)
+    near = _series(jnp.minimum(size, _NEAR), order)[0]
+    far = _asymptotic(jnp.maximum(size, _NEAR), order)[0]
+    result = jnp.where(size < _NEAR, near, far)
+    return result * jnp.sign(wide) if order % 2 else result
 
 
-def _bessel_y(order: int) -> Callable[[Array], Array]:
-    def run(x: Array) -> Array:
-        wide = x.astype(jnp.float64)
-        small = jnp.clip(wide, jnp.finfo(jnp.float64).tiny, _NEAR)
-        first, rest = _series(small, order)
-        pole = 2 / small if order == 1 else 0.0
-        near = (2 * jnp.log(small / 2) * first - rest - pole) / np.pi
-        far = _asymptotic(jnp.maximum(wide, _NEAR), order)[1]
-        result = jnp.where(wide < _NEAR, near, far)
-        return jnp.where(wide == 0, -jnp.inf, jnp.where(wide < 0, jnp.nan, result))
-
-    return run
+def _bessel_y(order: int, x: Array) -> Array:
+    wide = x.astype(jnp.float64)
+    small = jnp.clip(wide, jnp.finfo(jnp.float64).tiny, _NEAR)
+    first, rest = _series(small, order)
+    pole = 2 / small if order == 1 else 0.0
+    near = (2 * jnp.log(small / 2) * first - rest - pole) / np.pi
+    far = _asymptotic(jnp.maximum(wide, _NEAR), order)[1]
+    result = jnp.where(wide < _NEAR, near, far)
+    return jnp.where(wide == 0, -jnp.inf, jnp.where(wide < 0, jnp.nan, result))
 
 
-def _bessel_k(order: int, scaled: bool) -> Callable[[Array], Array]:
-    def run(x: Array) -> Array:
-        wide = x.astype(jnp.float64)
-        positive = jnp.where(wide > 0, wide, 1.0)
-        step, count = 0.05, 200
+def _bessel_k(order: int, scaled: bool, x: Array) -> Array:
+    wide = x.astype(jnp.float64)
+    positive = jnp.where(wide > 0, wide, 1.0)
+    step, count = 0.05, 200
 
-        def add(k: Array, total: Array) -> Array:
-            # cosh(t) - 1, without the loss of digits near zero.
-            rise = 2 * jnp.sinh(k * step / 2) ** 2
-            return total + jnp.exp(-positive * rise) * jnp.cosh(order * k * step)
+    def add(k: Array, total: Array) -> Array:
+        # cosh(t) - 1, without the loss of digits near zero.
+        rise = 2 * jnp.sinh(k * step / 2) ** 2
+        return total + jnp.exp(-positive * rise) * jnp.cosh(order * k * step)
 
-        total = lax.fori_loop(1, count, add, 0.5 * jnp.ones_like(positive))
-        # Where the integrand is narrower than a few steps, the first terms of the asymptotic expansion.
-        mu = 4.0 * order * order
-        factor = 1 + (mu - 1) / (8 * positive) * (1 + (mu - 9) / (16 * positive) * (1 + (mu - 25) / (24 * positive)))
-        result = jnp.where(positive < _WIDE, total * step, jnp.sqrt(np.pi / (2 * positive)) * factor)
-        result = result if scaled else result * jnp.exp(-positive)
-        # The integral runs out of range near zero, where the leading term is enough.
-        tiny = -jnp.log(positive / 2) - _EULER if order == 0 else 1 / positive
-        result = jnp.where(positive < 1e-6, tiny, result)
-        return jnp.where(wide == 0, jnp.inf, jnp.where(wide < 0, jnp.nan, result))
-
-    return run
+    total = lax.fori_loop(1, count, add, 0.5 * jnp.ones_like(positive))
+    # Where the integrand is narrower than a few steps, the first terms of the asymptotic expansion.
+    mu = 4.0 * order * order
+    factor = 1 + (mu - 1) / (8 * positive) * (1 + (mu - 9) / (16 * positive) * (1 + (mu - 25) / (24 * positive)))
+    result = jnp.where(positive < _WIDE, total * step, jnp.sqrt(np.pi / (2 * positive)) * factor)
+    result = result if scaled else result * jnp.exp(-positive)
+    # The integral runs out of range near zero, where the leading term is enough.
+    tiny = -jnp.log(positive / 2) - _EULER if order == 0 else 1 / positive
+    result = jnp.where(positive < 1e-6, tiny, result)
+    return jnp.where(wide == 0, jnp.inf, jnp.where(wide < 0, jnp.nan, result))
 
 
-_FUNCTIONS: dict[str, Callable[[Array], Array]] = {
-    "special_bessel_j0": _bessel_j(0),
-    "special_bessel_j1": _bessel_j(1),
-    "special_bessel_y0": _bessel_y(0),
-    "special_bessel_y1": _bessel_y(1),
-    "special_modified_bessel_k0": _bessel_k(0, scaled=False),
-    "special_modified_bessel_k1": _bessel_k(1, scaled=False),
-    "special_scaled_modified_bessel_k0": _bessel_k(0, scaled=True),
-    "special_scaled_modified_bessel_k1": _bessel_k(1, scaled=True),
-    "special_spherical_bessel_j0": lambda x: jnp.sinc(widen(x) / np.pi),
-}
-for _name, _function in _FUNCTIONS.items():
-    add_rules(_function, [_name])
+add_rules(lambda x: jnp.sinc(widen(x) / np.pi), ["special_spherical_bessel_j0"])
+for _order in (0, 1):
+    add_rules(partial(_bessel_j, _order), [f"special_bessel_j{_order}"])
+    add_rules(partial(_bessel_y, _order), [f"special_bessel_y{_order}"])
+    add_rules(partial(_bessel_k, _order, False), [f"special_modified_bessel_k{_order}"])
+    add_rules(partial(_bessel_k, _order, True), [f"special_scaled_modified_bessel_k{_order}"])
 
 
 # How a polynomial of order n + 1 follows from those of order n and n - 1: (n, x, p_n, p_(n-1)).
@@ -156,26 +141,21 @@ def _chebyshev(n: Array, x: Array, here: Array, before: Array) -> Array:
     return 2 * x * here - before
 
 
-_POLYNOMIALS: dict[str, Callable[[Operand, Operand], Array]] = {
-    "special_chebyshev_polynomial_t": _polynomial(lambda x: x, _chebyshev),
-    "special_chebyshev_polynomial_u": _polynomial(lambda x: 2 * x, _chebyshev),
-    "special_chebyshev_polynomial_v": _polynomial(lambda x: 2 * x - 1, _chebyshev),
-    "special_chebyshev_polynomial_w": _polynomial(lambda x: 2 * x + 1, _chebyshev),
-    "special_shifted_chebyshev_polynomial_t": _polynomial(lambda x: x, _chebyshev, shifted=True),
-    "special_shifted_chebyshev_polynomial_u": _polynomial(lambda x: 2 * x, _chebyshev, shifted=True),
-    "special_shifted_chebyshev_polynomial_v": _polynomial(lambda x: 2 * x - 1, _chebyshev, shifted=True),
-    "special_shifted_chebyshev_polynomial_w": _polynomial(lambda x: 2 * x + 1, _chebyshev, shifted=True),
-    "special_hermite_polynomial_h": _polynomial(lambda x: 2 * x, lambda n, x, here, old: 2 * x * here - 2 * n * old),
-    "special_hermite_polynomial_he": _polynomial(lambda x: x, lambda n, x, here, old: x * here - n * old),
-    "special_laguerre_polynomial_l": _polynomial(
-        lambda x: 1 - x, lambda n, x, here, old: ((2 * n + 1 - x) * here - n * old) / (n + 1)
-    ),
-    "special_legendre_polynomial_p": _polynomial(
-        lambda x: x, lambda n, x, here, old: ((2 * n + 1) * x * here - n * old) / (n + 1)
-    ),
+# The polynomial of order 1, and the recurrence.
+_POLYNOMIALS: dict[str, tuple[_First, _Recurrence]] = {
+    "chebyshev_polynomial_t": (lambda x: x, _chebyshev),
+    "chebyshev_polynomial_u": (lambda x: 2 * x, _chebyshev),
+    "chebyshev_polynomial_v": (lambda x: 2 * x - 1, _chebyshev),
+    "chebyshev_polynomial_w": (lambda x: 2 * x + 1, _chebyshev),
+    "hermite_polynomial_h": (lambda x: 2 * x, lambda n, x, here, old: 2 * x * here - 2 * n * old),
+    "hermite_polynomial_he": (lambda x: x, lambda n, x, here, old: x * here - n * old),
+    "laguerre_polynomial_l": (lambda x: 1 - x, lambda n, x, here, old: ((2 * n + 1 - x) * here - n * old) / (n + 1)),
+    "legendre_polynomial_p": (lambda x: x, lambda n, x, here, old: ((2 * n + 1) * x * here - n * old) / (n + 1)),
 }
-for _name, _polynomial_rule in _POLYNOMIALS.items():
-    add_rules(_polynomial_rule, [_name, f"{_name}.x_scalar", f"{_name}.n_scalar"])
+for _name, _parts in _POLYNOMIALS.items():
+    for _prefix in ("special_", "special_shifted_") if "chebyshev" in _name else ("special_",):
+        _overloads = [f"{_prefix}{_name}.{overload}" for overload in ("default", "x_scalar", "n_scalar")]
+        add_rules(_polynomial(*_parts, shifted="shifted" in _prefix), _overloads)
 
 
 @rule("special_zeta", "special_zeta.self_scalar", "special_zeta.other_scalar")

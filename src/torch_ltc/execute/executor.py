@@ -80,7 +80,7 @@ class Executor:
             worker = self._by_device.get(device)
             if worker is None:
                 worker = self._by_device[device] = _Worker(device)
-            others = [other.last for other in self._by_device.values() if other is not worker and other.last is not None]
+            others = [one.last for one in self._by_device.values() if one is not worker and one.last is not None]
         threads = torch.get_num_threads()
 
         def run() -> Result:

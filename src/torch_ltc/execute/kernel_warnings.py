@@ -20,7 +20,8 @@ from torch_ltc.program.instruction import Call
 from torch_ltc.source import Source
 
 # The modules that call kernels: their warnings belong to the user's line. Others keep their own.
-_CALLERS = ("torch._ops", "torch_ltc.")
+# PyTorch's test utilities wrap the calls of TorchScript functions.
+_CALLERS = ("torch._ops", "torch_ltc.", "torch.testing._internal.common_utils")
 
 
 @dataclass(slots=True)

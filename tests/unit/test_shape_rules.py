@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import random
+import subprocess
+import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -353,6 +355,19 @@ def test_wrong_arguments_have_no_answer(op: OpOverload, args: tuple[Any, ...]) -
     question = Question(op, args, {})
     assert question.by_rule() is None
     assert isinstance(question.by(eager), Exception)
+
+
+def test_views_do_not_import_sympy() -> None:
+    code = """
+import sys
+import torch
+import torch_ltc
+
+x = torch.ones(4, 6).to("ltc")
+x.view(-1), x.t(), x[1:, 0], x.split(2, 1), x.expand(2, 4, 6), x.unsqueeze(0).squeeze(0), x.unbind(0), x.t().clone()
+assert "sympy" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_an_operator_has_one_rule() -> None:

@@ -5,8 +5,8 @@ it leaves to `shapes/inference.py`, which runs PyTorch's kernels and raises what
 what the CPU kernel gives.
 """
 
-from torch_ltc.shapes.rules import layers, lists, matrices, meta_kernels, movement, pointwise, reductions
+from torch_ltc.shapes.rules import copies, layers, lists, matrices, meta_kernels, movement, pointwise, reductions
 from torch_ltc.shapes.table import Rule, apply_rule, rule_of, rules
 
 __all__ = ["Rule", "apply_rule", "rule_of", "rules"]
-__all__ += ["layers", "lists", "matrices", "meta_kernels", "movement", "pointwise", "reductions"]
+__all__ += ["copies", "layers", "lists", "matrices", "meta_kernels", "movement", "pointwise", "reductions"]

@@ -85,12 +85,17 @@ def written(dtype: torch.dtype, operands: Sequence[Spec]) -> Returns:
     return same(target)
 
 
-def _met(args: Sequence[Any], one_dtype: bool) -> tuple[torch.dtype, list[Spec]]:
+def _met(args: Sequence[Any], one_dtype: bool) -> tuple[torch.dtype, Sequence[Spec]]:
     """The dtype in which the arguments meet, and the tensors among them."""
     first = args[0]
     dtype: torch.dtype = first.dtype
+    if len(args) == 1:
+        return dtype, args
+    second = args[1]
+    if second.__class__ is Spec and second.dtype is dtype and (len(args) == 2 or (len(args) == 3 and args[2] == 1)):
+        return dtype, args[:2]
     operands = [first]
-    require(len(args) == 1 or any(value is not None for value in args[1:]))
+    require(any(value is not None for value in args[1:]))
     for position, value in enumerate(args[1:]):
         if value.__class__ is Spec:
             if value.dtype is not dtype:
@@ -106,7 +111,7 @@ def _met(args: Sequence[Any], one_dtype: bool) -> tuple[torch.dtype, list[Spec]]
             # The second argument is an operand; those after it are factors and bounds, which decide no dtype.
             require(kept is dtype or (position == 0 and not one_dtype))
             dtype = kept
-            if position == 0 and not one_dtype:
+            if position == 0 and not one_dtype and not first.contiguous:
                 operands.append(contiguous(dtype, ()))
     return dtype, operands
 

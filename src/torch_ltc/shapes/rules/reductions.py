@@ -27,6 +27,11 @@ def _own(spec: Spec, dtype: torch.dtype | None) -> torch.dtype:
     return spec.dtype
 
 
+def _extreme(spec: Spec, dtype: torch.dtype | None) -> torch.dtype:
+    require(not spec.dtype.is_complex)
+    return spec.dtype
+
+
 def _place(spec: Spec, dtype: torch.dtype | None) -> torch.dtype:
     require(not spec.dtype.is_complex and spec.dtype is not torch.bool and spec.size)
     return torch.int64
@@ -40,6 +45,7 @@ def _truth(spec: Spec, dtype: torch.dtype | None) -> torch.dtype:
 _FAMILIES: tuple[tuple[str, Gives], ...] = (
     ("sum sum.dim_IntList prod prod.dim_int", _summed),
     ("mean mean.dim amax amin logsumexp var.correction std.correction linalg_vector_norm", _own),
+    ("max min", _extreme),
     ("argmax argmin", _place),
     ("any all any.dim all.dim", _truth),
 )

@@ -25,6 +25,7 @@ from torch_ltc.runtime.kernel_warnings import KeptWarning, keep_warnings, module
 from torch_ltc.source import Source
 
 Result = TypeVar("Result")
+_MOST_PLACES = 1_000
 
 
 class _Lane:
@@ -49,8 +50,8 @@ class Executor:
         self._notes: list[tuple[str, type[LtcWarning]]] = []
         # Warnings of kernels that were shown, by file: what Python needs to show each once a line.
         self._shown: dict[str, dict[Any, Any]] = {}
-        # The line at which each was shown: a compiled program does not say which call it comes from.
-        self._places: dict[str, tuple[str, int]] = {}
+        # The line at which each was shown first, by program: a compiled one does not say which call it comes from.
+        self._places: dict[tuple[int, str], tuple[str, int]] = {}
 
     def wait_for_room(self) -> None:
         """Return when fewer than `queue_bound` items are queued. On the worker itself, at once."""
@@ -154,10 +155,12 @@ class Executor:
             self._warn_kept(kept, current_source(2))
 
     def _warn_kept(self, kept: KeptWarning, source: Source) -> None:
-        """Show a warning of a worker: at the line of its call, at the one where it was shown before, or at `source`."""
-        here = (source.file or __file__, source.line or 1)
-        file, line = (kept.file, kept.line) if kept.file else self._places.get(kept.text, here)
-        self._places[kept.text] = (file, line)
+        """Show a warning of a worker: at the line of its call, at that of the same program before, or at `source`."""
+        here = (kept.file or source.file or __file__, kept.line or source.line or 1)
+        if len(self._places) >= _MOST_PLACES:
+            self._places.clear()
+        before = self._places.setdefault((kept.program, kept.text), here)
+        file, line = here if kept.file else before
         registry = self._shown.setdefault(file, {})
         warnings.warn_explicit(kept.text, kept.category, file, line, kept.module or module_of(file), registry)
 

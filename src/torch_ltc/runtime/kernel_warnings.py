@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
+from torch_ltc.lowering.interface import Computation
 from torch_ltc.program.instruction import Call
 
 # The modules that call kernels: their warnings belong to the user's line. Others keep their own.
@@ -24,13 +25,14 @@ _CALLERS = ("torch._ops", "torch_ltc.")
 
 @dataclass(slots=True)
 class KeptWarning:
-    """A warning, and the place that it is shown with; without a file, it is the line that shows it."""
+    """A warning, the program that ran, and the place that it is shown with; a compiled program knows no line."""
 
     text: str
     category: type[Warning]
-    file: str
-    line: int
-    module: str | None
+    program: int = 0
+    file: str = ""
+    line: int = 0
+    module: str | None = None
 
 
 class _State:
@@ -68,16 +70,21 @@ class _Keeper:
 
 
 def _kept(text: str, category: type[Warning], frame: FrameType) -> KeptWarning:
+    kept = KeptWarning(text, category)
     module = str(frame.f_globals.get("__name__", ""))
     if not module.startswith(_CALLERS):
-        return KeptWarning(text, category, frame.f_code.co_filename, frame.f_lineno, module)
+        kept.file, kept.line, kept.module = frame.f_code.co_filename, frame.f_lineno, module
+        return kept
     caller: FrameType | None = frame
     while caller is not None:
-        call = caller.f_locals.get("call")
-        if isinstance(call, Call):
-            return KeptWarning(text, category, call.source.file, call.source.line, None)
+        call, computation = caller.f_locals.get("call"), caller.f_locals.get("self")
+        if isinstance(call, Call) and not kept.file:
+            kept.file, kept.line = call.source.file, call.source.line
+        if isinstance(computation, Computation):
+            kept.program = computation.program.identity
+            break
         caller = caller.f_back
-    return KeptWarning(text, category, "", 0, None)
+    return kept
 
 
 _CATEGORIES = (DeprecationWarning, FutureWarning, UserWarning, RuntimeWarning, Warning)

@@ -34,6 +34,7 @@ DTYPES = [
 ]
 
 
+@pytest.mark.filterwarnings("ignore:Casting complex values to real")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_tensors_without_dimensions_of_every_dtype_move_read_and_convert(dtype: torch.dtype) -> None:
     # float8 tensors without dimensions.

@@ -20,7 +20,7 @@ EXPECTED = [2.0, 4.0]
 
 
 def reaches_python() -> bool:
-    """True when PyTorch hands warnings of operators that Python calls to Python; before 2.14 it prints them."""
+    """True when PyTorch hands warnings of operators that Python calls to Python; before 2.15 it prints them."""
     with warnings.catch_warnings(record=True) as shown:
         warnings.simplefilter("always")
         torch.ops.aten._to_copy.default(VALUES, dtype=torch.float32)

@@ -205,13 +205,13 @@ def test_numbers_at_the_edges(number: float) -> None:
         try:
             actual = with_other_number(FUNCTIONS[name], FLOAT, 0.5, number, core_aten())
         except Unconvertible:
-            assert number == 1e300
+            assert number == 1e300 or (number != number and name == "clamp low")
             continue
         assert actual is not None
         torch.testing.assert_close(actual[0], expected, equal_nan=True)
 
 
-_EDGES = (11, -3, 255, 300, 2**40, -(2**40), 1.5, 1e10, 1e30, float("inf"))
+_EDGES = (11, -3, 255, 300, 2**40, -(2**40), 1.5, 1e10, 1e30, float("inf"), float("nan"))
 
 
 @pytest.mark.filterwarnings("ignore::torch_ltc.errors.BackendWarning")
@@ -244,7 +244,7 @@ def test_numbers_that_a_dtype_cannot_hold_do_what_they_do_in_eager(name: str, dt
 def outcome_of(function: Function, x: Tensor, number: Any) -> Any:
     """The values that a call gives, or that it raises."""
     try:
-        return [(made.dtype, made.tolist()) for made in as_list(function(x, number))]
+        return [(made.dtype, repr(made.tolist())) for made in as_list(function(x, number))]
     except RuntimeError:
         return "raises"
 

@@ -16,23 +16,26 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
+from torch_ltc.lowering.interface import Computation
 from torch_ltc.program.instruction import Call
 from torch_ltc.source import Source
 
 # The modules that call kernels: their warnings belong to the user's line. Others keep their own.
 # PyTorch's test utilities wrap the calls of TorchScript functions.
 _CALLERS = ("torch._ops", "torch_ltc.", "torch.testing._internal.common_utils")
+_MOST_PLACES = 1_000
 
 
 @dataclass(slots=True)
 class KeptWarning:
-    """A warning, and the place that it is shown with; without a file, it is the line that shows it."""
+    """A warning, the program that ran, and the place that it is shown with; a compiled program knows no line."""
 
     text: str
     category: type[Warning]
-    file: str
-    line: int
-    module: str | None
+    program: int = 0
+    file: str = ""
+    line: int = 0
+    module: str | None = None
 
 
 class _State:
@@ -43,8 +46,8 @@ class _State:
         self.kept: list[KeptWarning] = []
         # Warnings that were shown, by file: what Python needs to show each once a line.
         self.shown: dict[str, dict[Any, Any]] = {}
-        # The line at which each was shown: an executable does not say which call it comes from.
-        self.places: dict[str, tuple[str, int]] = {}
+        # The line at which each was shown first, by program: an executable does not say which call it comes from.
+        self.places: dict[tuple[int, str], tuple[str, int]] = {}
 
 
 _state = _State()
@@ -74,16 +77,21 @@ class _Keeper:
 
 
 def _kept(text: str, category: type[Warning], frame: FrameType) -> KeptWarning:
+    kept = KeptWarning(text, category)
     module = str(frame.f_globals.get("__name__", ""))
     if not module.startswith(_CALLERS):
-        return KeptWarning(text, category, frame.f_code.co_filename, frame.f_lineno, module)
+        kept.file, kept.line, kept.module = frame.f_code.co_filename, frame.f_lineno, module
+        return kept
     caller: FrameType | None = frame
     while caller is not None:
-        call = caller.f_locals.get("call")
-        if isinstance(call, Call):
-            return KeptWarning(text, category, call.source.file, call.source.line, None)
+        call, computation = caller.f_locals.get("call"), caller.f_locals.get("self")
+        if isinstance(call, Call) and not kept.file:
+            kept.file, kept.line = call.source.file, call.source.line
+        if isinstance(computation, Computation):
+            kept.program = computation.program.identity
+            break
         caller = caller.f_back
-    return KeptWarning(text, category, "", 0, None)
+    return kept
 
 
 _CATEGORIES = (DeprecationWarning, FutureWarning, UserWarning, RuntimeWarning, Warning)
@@ -113,11 +121,13 @@ def has_kernel_warnings() -> bool:
 
 
 def show_kernel_warnings(source: Source) -> None:
-    """Show the warnings of workers: at the line of the call, at the one where it was shown before, or at `source`."""
-    here = (source.file or __file__, source.line or 1)
+    """Show the warnings of workers: at the line of the call, at that of the same program before, or at `source`."""
     while _state.kept:
         kept = _state.kept.pop(0)
-        file, line = (kept.file, kept.line) if kept.file else _state.places.get(kept.text, here)
-        _state.places[kept.text] = (file, line)
+        here = (kept.file or source.file or __file__, kept.line or source.line or 1)
+        if len(_state.places) >= _MOST_PLACES:
+            _state.places.clear()
+        before = _state.places.setdefault((kept.program, kept.text), here)
+        file, line = here if kept.file else before
         registry = _state.shown.setdefault(file, {})
         warnings.warn_explicit(kept.text, kept.category, file, line, kept.module or _module_of(file), registry)

@@ -34,14 +34,18 @@ class NumberRange(NamedTuple):
     slot: int
     low: float
     high: float
-    # An infinity or NaN fits.
-    floating: bool
+    # An infinity fits.
+    infinite: bool
+    # NaN fits.
+    nan: bool
 
     def holds(self, number: object) -> bool:
         """True when the number can be converted without a loss of more than digits."""
         if not isinstance(number, (int, float)):
             return True
-        return self.low <= number <= self.high or (self.floating and not math.isfinite(number))
+        if number != number:
+            return self.nan
+        return self.low <= number <= self.high or (self.infinite and math.isinf(number))
 
 
 def number_ranges(program: Program) -> tuple[NumberRange, ...]:
@@ -84,7 +88,9 @@ def _converted(call: Call) -> Iterator[int]:
 
 def _range(call: Call, slot: int, dtype: torch.dtype) -> NumberRange:
     if dtype.is_floating_point:
-        return NumberRange(slot, torch.finfo(dtype).min, torch.finfo(dtype).max, True)
+        # As a bound, NaN makes everything NaN, or is none: PyTorch changed its mind.
+        nan = _plain_name(call.op) != "clamp"
+        return NumberRange(slot, torch.finfo(dtype).min, torch.finfo(dtype).max, True, nan)
     # Integers have no negative powers.
     low = 0 if _plain_name(call.op) == "pow" else torch.iinfo(dtype).min
-    return NumberRange(slot, low, torch.iinfo(dtype).max, False)
+    return NumberRange(slot, low, torch.iinfo(dtype).max, False, False)

@@ -54,6 +54,8 @@ table.add(
               check=lambda schema: [argument.name for argument in schema.arguments] == ["self", "other", "alpha"]),
     Interface("torch.ops.aten.add.Tensor._overloadname", "an overload's own name", "recording", _STABLE,
               check=lambda name: name == "Tensor"),
+    Interface("torch.ops.aten.add.Tensor._op", "calls the operator without looking at Python dispatch",
+              "shape rules by meta kernels", _STABLE),
     Interface("torch.ops.aten.add.Tensor._op_dk", "runs the kernel of one dispatch key",
               "composites, foreach", _BINDING),
     Interface("torch.ops.aten.add.Tensor._handle", "redispatches through autograd",

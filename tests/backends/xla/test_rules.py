@@ -260,6 +260,7 @@ SPECIAL = [
 EVERYTHING = POINTWISE + REDUCTIONS + SHAPES + INDEXING + IMAGES + PRODUCTS + LINALG + SPECIAL
 
 
+@pytest.mark.filterwarnings("ignore:index_reduce.. is in beta")
 @pytest.mark.parametrize(("name", "args", "kwargs"), EVERYTHING)
 def test_rule_gives_what_the_kernel_gives(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     assert_as_eager(name, *args, **kwargs, tolerance=1e-4)

@@ -123,6 +123,8 @@ SHAPES = [
     case("arange.start_step", 1, 10, 3),
     case("arange.start_step", 0.1, 1.0, 0.3, dtype=torch.float64),
     case("full", [2, 2], 1.5, dtype=torch.float16),
+    case("triu_indices", 3, 4, 1),
+    case("tril_indices", 3, 0),
 ]
 INDEXING = [
     case("index.Tensor", normal(3, 4, 5), [whole(0, -1), None, whole(2, 2)]),

@@ -31,8 +31,6 @@ _DECOMPOSED = (
     "native_group_norm",
     "native_layer_norm",
     "rrelu_with_noise_backward",
-    "tril_indices",
-    "triu_indices",
 )
 # Operators that the core ATen set decomposes although one rule does it better.
 _KEPT = (

@@ -4,16 +4,27 @@ pure function like any other."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import torch
 from jax import Array, lax
 
 from torch_ltc.backends.xla.promotion import Operand, cast, category, jax_dtype, promote, widen
 from torch_ltc.backends.xla.table import add_rules, rule
+
+
+def _triangle(places: Callable[..., Any], rows: int, columns: int, offset: int = 0, **result: Any) -> Array:
+    """The places of a triangle: one row of rows, one of columns."""
+    return jnp.asarray(np.stack(places(rows, offset, columns)))
+
+
+add_rules(partial(_triangle, np.tril_indices), ["tril_indices"])
+add_rules(partial(_triangle, np.triu_indices), ["triu_indices"])
 
 
 @rule("alias", "clone", "lift_fresh", "lift_fresh_copy", "_to_copy", "prims:convert_element_type", "scalar_tensor")

@@ -169,7 +169,8 @@ def _integer_power(base: Array, exponent: Array) -> Array:
 @rule("frexp.Tensor")
 def frexp(x: Array) -> tuple[Array, Array]:
     """Mantissa and exponent."""
-    return jnp.frexp(widen(x))
+    mantissa, exponent = jnp.frexp(widen(x))
+    return mantissa, exponent
 
 
 @rule("where.self")

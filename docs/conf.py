@@ -36,7 +36,7 @@ nitpick_ignore_regex = [
     ("py:.*", r"(?!torch_ltc\.).*"),
     # Private names and type variables have no entries.
     ("py:class", r".*\._\w+"),
-    ("py:class", r".*\.(CheckFunction|Error|Function|Item|Result)"),
+    ("py:(class|obj)", r".*\.(CheckFunction|Error|Function|Item|Kind|P|R|Result)"),
 ]
 
 myst_enable_extensions = ["attrs_inline", "colon_fence", "deflist"]

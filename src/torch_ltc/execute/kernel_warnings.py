@@ -39,10 +39,9 @@ class KeptWarning:
 
 
 class _State:
-    """The threads whose warnings are kept, and what was kept."""
+    """Warnings that were kept, and what was shown."""
 
     def __init__(self) -> None:
-        self.threads: set[int] = set()
         self.kept: list[KeptWarning] = []
         # Warnings that were shown, by file: what Python needs to show each once a line.
         self.shown: dict[str, dict[Any, Any]] = {}
@@ -50,7 +49,14 @@ class _State:
         self.places: dict[tuple[int, str], tuple[str, int]] = {}
 
 
+class _Thread(threading.local):
+    """True on threads whose warnings are kept. Not a set of identities: a new thread may get that of one that ended."""
+
+    keeps = False
+
+
 _state = _State()
+_thread = _Thread()
 
 
 class _Keeper:
@@ -63,7 +69,7 @@ class _Keeper:
 
     def match(self, text: str) -> bool:
         """True on a worker, where the warning is kept."""
-        if threading.get_ident() not in _state.threads:
+        if not _thread.keeps:
             return False
         if self._first:
             _state.kept.append(_kept(text, self._category, sys._getframe(1)))
@@ -103,7 +109,7 @@ _FILTERS: list[Any] = [
 def keep_warnings() -> None:
     """Keep warnings of this thread from now on. Called before each item of work: leaving a block of
     `warnings.catch_warnings` takes the filters away."""
-    _state.threads.add(threading.get_ident())
+    _thread.keeps = True
     filters: Any = warnings.filters
     if not filters or filters[0] is not _FILTERS[0]:
         filters[:0] = _FILTERS

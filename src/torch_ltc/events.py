@@ -47,7 +47,9 @@ class SyncReason(Enum):
     BOUND = "the pending program reached its bound"
     FALLBACK = "an operation had to run eagerly"
     SEED = "the state of the random number generator was read or set"
-    DTYPE = "the default dtype was changed"
+    STATE = "a global switch of PyTorch was changed"
+    # Its former name.
+    DTYPE = STATE
 
 
 @dataclass(frozen=True, slots=True)

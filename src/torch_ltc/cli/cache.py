@@ -20,7 +20,7 @@ from torch_ltc.compile.disk_cache import Store, Stored, read_key
 from torch_ltc.config import cache_folder, settings
 from torch_ltc.errors import LtcError
 from torch_ltc.formatting import count_text, size_text
-from torch_ltc.lowering.torch_state import versions_text
+from torch_ltc.lowering.versions import versions_text
 
 _DAY_S = 86400.0
 

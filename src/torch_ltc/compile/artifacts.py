@@ -21,10 +21,11 @@ from torch_ltc.lowering.gil import yield_gil
 from torch_ltc.lowering.interface import Backend
 from torch_ltc.lowering.lower import Executable
 from torch_ltc.lowering.serialize import NotSerializableError, dump_executable, load_executable
-from torch_ltc.lowering.torch_state import TorchState, device_text, versions_text
+from torch_ltc.lowering.versions import device_text, versions_text
 from torch_ltc.program.instruction import Program
 from torch_ltc.program.symbolic_key import symbolic_key, symbolic_key_text
 from torch_ltc.pytorch.profiler_ranges import span
+from torch_ltc.pytorch.switches import TorchState
 
 __all__ = ["ArtifactContext", "current_store", "load_artifacts", "save_artifact"]
 
@@ -52,10 +53,12 @@ class ArtifactContext:
     strict: bool
     store: Store
     torch_state: TorchState
+    threads: int
 
     def key(self, program: Program, alone: bool) -> Key:
         """The key of an executable of this program: with `alone` for its integers, else whatever they are."""
-        parts = [versions_text(), repr(self.torch_state), f"backend {self.backend.name} {self.backend.version()}"]
+        parts = [versions_text(), repr(self.torch_state), f"threads {self.threads}"]
+        parts += [f"backend {self.backend.name} {self.backend.version()}"]
         yield_gil()
         parts += [device_text(program.device), f"strict {self.strict}", symbolic_key_text(program)]
         yield_gil()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any
 
@@ -48,7 +49,7 @@ def empty(
     stride = None
     if memory_format in (torch.channels_last, torch.channels_last_3d):
         stride = torch.empty(size, dtype=kind, device="meta", memory_format=memory_format).stride()
-    return empty_tensor(_checked_size(size), stride, kind)
+    return _new(_checked_size(size), stride, kind)
 
 
 def empty_strided(
@@ -63,7 +64,16 @@ def empty_strided(
     """Kernel of `aten::empty_strided`."""
     recorder.device(device)
     _check_layout(layout)
-    return empty_tensor(_checked_size(size), tuple(stride), torch.get_default_dtype() if dtype is None else dtype)
+    return _new(_checked_size(size), tuple(stride), torch.get_default_dtype() if dtype is None else dtype)
+
+
+def _new(size: tuple[int, ...], stride: tuple[int, ...] | None, dtype: torch.dtype) -> torch.Tensor:
+    """A tensor without values; in deterministic mode it is filled, as eager does."""
+    made = empty_tensor(size, stride, dtype)
+    if recorder.torch_state.fills_memory:
+        inexact = dtype.is_floating_point or dtype.is_complex
+        made.fill_(math.nan if inexact else True if dtype is torch.bool else torch.iinfo(dtype).max)
+    return made
 
 
 def _checked_size(size: Any) -> tuple[int, ...]:

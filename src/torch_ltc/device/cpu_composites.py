@@ -15,7 +15,7 @@ import torch
 from torch_ltc.config import settings
 from torch_ltc.device.kernels import Kernel
 from torch_ltc.program.spec import Spec, spec_of
-from torch_ltc.pytorch.private import attention_choice
+from torch_ltc.pytorch.private import attention_choice, overrideable_sdp_enabled, sdp_priority_order
 from torch_ltc.record.buffer import physical_device
 
 aten = torch.ops.aten
@@ -48,7 +48,8 @@ def _attention_choice(
     specs: list[tuple[Spec, bool] | None] = [None if t is None else (spec_of(t), t.requires_grad) for t in tensors]
     cuda = torch.backends.cuda
     chosen = (cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled())
-    enabled = (*chosen, cuda.cudnn_sdp_enabled(), torch.is_grad_enabled(), settings.device_type)
+    chosen += (cuda.cudnn_sdp_enabled(), overrideable_sdp_enabled(), *sdp_priority_order())
+    enabled = (*chosen, torch.is_grad_enabled(), settings.device_type)
     known = (*specs, dropout_p, is_causal, scale, enable_gqa, enabled)
     choice = _choices.get(known)
     if choice is None:

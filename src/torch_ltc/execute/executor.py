@@ -21,7 +21,7 @@ from torch_ltc.config import settings
 from torch_ltc.deferred import deferred
 from torch_ltc.errors import LtcError
 from torch_ltc.execute.kernel_warnings import has_kernel_warnings, keep_warnings, show_kernel_warnings
-from torch_ltc.pytorch.private import below_autograd
+from torch_ltc.pytorch.private import below_autograd, set_flush_denormal, set_threads
 from torch_ltc.record.call_site import current_source
 
 Result = TypeVar("Result")
@@ -33,7 +33,8 @@ class _Worker:
     def __init__(self, device: str) -> None:
         self.pool = ThreadPoolExecutor(1, f"torch_ltc {device}")
         self.last: Future[Any] | None = None
-        self.threads = 0
+        # True when denormal numbers are flushed on its thread.
+        self.flush = False
 
 
 class Executor:
@@ -45,6 +46,8 @@ class Executor:
         self._process = os.getpid()
         self._room = threading.Condition()
         self._waiting = 0
+        # As `torch.set_flush_denormal` said; there is no way to ask.
+        self.flush_denormal = False
 
     def wait_for_room(self) -> None:
         """Return when fewer than `queue_bound` items are queued. On the worker itself, at once."""
@@ -81,15 +84,17 @@ class Executor:
             if worker is None:
                 worker = self._by_device[device] = _Worker(device)
             others = [one.last for one in self._by_device.values() if one is not worker and one.last is not None]
-        threads = torch.get_num_threads()
+        threads, flush = torch.get_num_threads(), self.flush_denormal
 
         def run() -> Result:
             self._workers.add(threading.get_ident())
             keep_warnings()
-            if threads != worker.threads:
-                # The number of kernel threads is a setting of each thread; the user set it on theirs.
-                torch.set_num_threads(threads)
-                worker.threads = threads
+            # Asking has a new thread take the number that was set last; later it would do so in a kernel.
+            if threads != torch.get_num_threads():
+                set_threads(threads)
+            if flush != worker.flush:
+                set_flush_denormal(flush)
+                worker.flush = flush
             try:
                 for other in others:
                     other.exception()

@@ -46,7 +46,7 @@ def pending_entry_for(tensors: Sequence[torch.Tensor]) -> CachedProgram:
                 recorder.random,
                 physical_device(),
             )
-            entry = leaf.programs[key] = CachedProgram(program)
+            entry = leaf.programs[key] = CachedProgram(program, recorder.torch_state)
         return entry
 
 

@@ -81,7 +81,7 @@ def pending_entry(outputs: list[Buffer]) -> tuple[CachedProgram, bool]:
         )
         if len(leaf.programs) >= _MOST_LIVE_SETS:
             executables.remove(leaf.programs.pop(next(iter(leaf.programs))))
-        entry = leaf.programs[live] = CachedProgram(program)
+        entry = leaf.programs[live] = CachedProgram(program, recorder.torch_state)
     recorder.tree.touch(leaf)
     return entry, known
 

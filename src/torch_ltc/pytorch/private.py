@@ -91,17 +91,12 @@ next_node_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
 MODULE_CALL: CodeType = torch.nn.Module._wrapped_call_impl.__code__
 RecordFunction = torch._C._profiler._RecordFunctionFast
 ProfilerConfig = torch._C._profiler._ExperimentalConfig
-
-# ---- modes of the process -----------------------------------------------------------------------------------------
-
+# PyTorch's own functions, which the package replaces for everyone else.
+set_threads: Callable[[int], None] = torch.set_num_threads
+set_flush_denormal: Callable[[bool], bool] = torch.set_flush_denormal
 mkldnn_enabled: Callable[[], bool] = torch._C._get_mkldnn_enabled
-set_mkldnn_enabled: Callable[[bool], None] = torch._C._set_mkldnn_enabled
-cudnn_enabled: Callable[[], bool] = torch._C._get_cudnn_enabled
-set_cudnn_enabled: Callable[[bool], None] = torch._C._set_cudnn_enabled
-cudnn_benchmark: Callable[[], bool] = torch._C._get_cudnn_benchmark
-set_cudnn_benchmark: Callable[[bool], None] = torch._C._set_cudnn_benchmark
-cudnn_deterministic: Callable[[], bool] = torch._C._get_cudnn_deterministic
-set_cudnn_deterministic: Callable[[bool], None] = torch._C._set_cudnn_deterministic
+sdp_priority_order: Callable[[], list[int]] = torch._C._get_sdp_priority_order
+overrideable_sdp_enabled: Callable[[], bool] = torch._C._get_overrideable_sdp_enabled
 
 
 def symbolic_function(name: str) -> Any:

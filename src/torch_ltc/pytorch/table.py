@@ -11,6 +11,7 @@ import inspect
 import torch
 
 from torch_ltc.pytorch.entries import Interface, Patch, Registration, Risk, table, takes
+from torch_ltc.pytorch.switches import GETTERS, SETTERS
 from torch_ltc.pytorch.versions import OLDEST
 
 __all__ = ["compatibility_table", "interface_table", "table"]
@@ -27,8 +28,6 @@ def _is_bool(read: object) -> bool:
 def _exists(found: object) -> bool:
     return True
 
-
-_MODES = ("mkldnn_enabled", "cudnn_enabled", "cudnn_benchmark", "cudnn_deterministic")
 
 # fmt: off
 # ---- private interfaces: the device -------------------------------------------------------------------------------
@@ -148,10 +147,9 @@ table.add(
               check=lambda on: on in (True, False)),
     Interface("torch._C._profiler._RecordFunctionFast", "a range unseen by modes", "ranges in profiles", _BINDING),
     Interface("torch._C._profiler._ExperimentalConfig", "sees all threads", "`torch_ltc.debug.profile`", _EXPERIMENTAL),
-    *(Interface(f"torch._C._get_{mode}", "a mode that kernels depend on", "disk cache keys", _STABLE, check=_is_bool)
-      for mode in _MODES),
-    *(Interface(f"torch._C._set_{mode}", "the same mode in a compiler process", "compiling out of process", _STABLE)
-      for mode in _MODES),
+    *(Interface(getter, "a switch that kernels depend on", "disk cache keys", _STABLE) for getter in GETTERS),
+    Interface("torch._C._get_sdp_priority_order", "a switch of attention", "the choice of its kernel", _STABLE),
+    Interface("torch._C._get_overrideable_sdp_enabled", "a switch of attention", "the choice of its kernel", _STABLE),
     Interface("torch.utils._pytree", "opens lists and dicts", "`to_cpu`, fallbacks, replay", _STABLE,
               check=lambda tree: tree.tree_flatten([1, {"a": 2}])[0] == [1, 2]),
     Interface("torch.utils._device._device_constructors", "lists the functions that take a device",
@@ -186,7 +184,7 @@ _POINTER = "refuses instead of handing out a null pointer"
 _STORAGE = "copying, saving, pickling, comparing storages of the device"
 _REFUSED = "refuses what needs memory that a storage of the device does not have"
 _ACCELERATOR = "its C++ side expects a caching allocator"
-_DTYPE = "runs what is pending, and forgets programs that were recorded under the old one"
+_SWITCH = "what was recorded before runs with the old value ([switches](switches.md))"
 _BACKWARD = "raises an error that left a hook, which the device's guard has put aside"
 table.add(
     Patch("torch.Tensor.data",
@@ -222,8 +220,9 @@ table.add(
         "reset_peak_memory_stats", "synchronize", "set_stream",
         # From 2.14 on.
         "random.get_rng_state", "random.get_rng_state_all", "random.initial_seed")),
-    Patch("torch.set_default_dtype", _DTYPE, "results of the old dtype", _CALLERS),
-    Patch("torch.set_default_tensor_type", _DTYPE, "results of the old dtype", _CALLERS),
+    *(Patch(path, _SWITCH, "values by the new one", _CALLERS, optional=True) for path in (
+        "torch.set_default_dtype", "torch.set_default_tensor_type", "torch.set_num_threads",
+        "torch.set_flush_denormal", "torch.backends.ContextProp.__set__", *SETTERS)),
     Patch("torch.autograd.graph._engine_run_backward", _BACKWARD, "an error in a hook ends the process"),
     Patch("torch.autograd._engine_run_backward", _BACKWARD, "an error in a hook ends the process"),
 )

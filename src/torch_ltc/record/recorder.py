@@ -25,6 +25,7 @@ from torch_ltc.program.instruction import (
 )
 from torch_ltc.program.spec import Spec, spec_of
 from torch_ltc.program.tree import Key, Node, Tree
+from torch_ltc.pytorch.switches import TorchState
 from torch_ltc.record.arguments import (
     NUMBER_TYPES,
     freeze,
@@ -108,11 +109,14 @@ class Recorder:
         "path_values",
         "awaited",
         "forward",
+        "torch_state",
     )
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.tree = Tree()
+        self.torch_state = TorchState.current()
+        self.tree.select(self.torch_state)
         self.path_values = PathValues(self.tree.root)
         self.base = 0
         self.count = 0
@@ -146,6 +150,12 @@ class Recorder:
             self.bound = settings.pending_bound
             self.tree.clear()
             self.node = self.tree.root
+
+    def enter_state(self, state: TorchState) -> None:
+        """Record in another state of PyTorch's global switches from now on. Nothing is pending."""
+        self.torch_state = state
+        self.tree.select(state)
+        self.node = self.tree.root
 
     @property
     def empty(self) -> bool:

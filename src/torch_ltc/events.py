@@ -137,6 +137,19 @@ class ExecuteEvent:
     backend: str
     duration_s: float
     failed: bool
+    # Its launches were replayed, or taken down for that.
+    captured: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureEvent:
+    """A program was captured as this many graphs of the device, in the way that `text` says; or it was not, and never
+    will be, because of `refusal`."""
+
+    program: int
+    graphs: int
+    text: str
+    refusal: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +218,7 @@ Event: TypeAlias = (
     | RefusalEvent
     | StateEvent
     | ExecuteEvent
+    | CaptureEvent
     | FallbackEvent
     | ReadEvent
     | UploadEvent
@@ -219,6 +233,7 @@ KINDS: tuple[type, ...] = (
     CompileEvent,
     LoadEvent,
     ExecuteEvent,
+    CaptureEvent,
     RefusalEvent,
     StateEvent,
     FallbackEvent,

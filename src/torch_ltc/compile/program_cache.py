@@ -54,6 +54,8 @@ class CachedProgram:
         "latest",
         "shared",
         "own",
+        "capture",
+        "last_outputs",
         "values",
         "fingerprint",
         "__weakref__",
@@ -87,6 +89,9 @@ class CachedProgram:
         # and those of this program alone; see `specialization_cache`.
         self.shared: Any = None
         self.own: Any = None
+        # How it is captured (see `execute/capture.py`), and the buffers that its last execution was to fill.
+        self.capture: Any = None
+        self.last_outputs: list[Any] = []
         self.values: tuple[int, ...] = ()
         self.fingerprint = b""
 

@@ -39,6 +39,7 @@ class TierPolicy:
     store: Store
     check: str = "off"
     repro_dir: str = ""
+    captures: str = "off"
 
     @classmethod
     def current(cls) -> TierPolicy:
@@ -51,6 +52,7 @@ class TierPolicy:
             current_store(),
             settings.check,
             settings.repro_dir,
+            settings.cuda_graphs,
         )
 
     def context(self, entry: CachedProgram) -> ArtifactContext:

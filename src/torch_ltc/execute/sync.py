@@ -25,6 +25,7 @@ from torch_ltc.events import (
     emit,
     has_listeners,
 )
+from torch_ltc.execute.capture import graphs_of
 from torch_ltc.execute.executor import executor
 from torch_ltc.execute.memory import add_holdings, add_largest, memory
 from torch_ltc.execute.no_sync import sync_guard
@@ -104,7 +105,11 @@ def cut(reason: SyncReason) -> None:
         _keep_tree_bounded()
         # As it is now: a scope that is left before the program runs still counts.
         policy = TierPolicy.current()
-        job = executor.submit(lambda: _run(entry, inputs, scalars, lines, outputs, policy), wait=False)
+        previous = _previous_outputs(entry, outputs, policy)
+        job = executor.submit(lambda: _run(entry, inputs, scalars, lines, outputs, previous, policy), wait=False)
+        for buffer in previous:
+            # Moved before the program runs; whoever reads it waits for that.
+            buffer.job = job
         for buffer in (*outputs, *(inputs[i] for i in entry.written)):
             buffer.views = None
             buffer.job = job
@@ -114,6 +119,15 @@ def cut(reason: SyncReason) -> None:
             _fetch_awaited()
     # Last: what listeners record or read belongs to the next program.
     _tell(entry, reason, known, len(outputs), record_s, began)
+
+
+def _previous_outputs(entry: CachedProgram, outputs: list[Buffer], policy: TierPolicy) -> list[Buffer]:
+    """Outputs of the program's last execution that are still alive: a captured program would write over them."""
+    if policy.captures == "off" or graphs_of(entry.program.device) is None:
+        return []
+    previous = held_elsewhere(entry.last_outputs)
+    entry.last_outputs = list(outputs)
+    return previous
 
 
 def _tell(entry: CachedProgram, reason: SyncReason, known: bool, outputs: int, record_s: float, began: float) -> None:
@@ -184,11 +198,12 @@ def _run(
     scalars: list[object],
     lines: dict[int, Source],
     outputs: list[Buffer],
+    previous: list[Buffer],
     policy: TierPolicy,
 ) -> None:
     """Run one program and install its results."""
     try:
-        outcome = execute_entry(entry, _arguments(entry.program, inputs, scalars, lines), policy)
+        outcome = execute_entry(entry, _arguments(entry.program, inputs, scalars, lines), policy, previous)
     except BaseException as error:  # a backend's SystemExit, too: nobody else would hear of it on this thread
         outcome = _all_lost(entry, error)
     for position, data in outcome.replaced.items():

@@ -68,6 +68,7 @@ SchemaArgument = torch._C.Argument
 # ---- tensors ------------------------------------------------------------------------------------------------------
 
 TensorBase = torch._C.TensorBase
+data_pointer: Callable[[torch.Tensor], int] = TensorBase.data_ptr
 as_strided: Callable[..., torch.Tensor] = TensorBase.as_strided
 untyped_storage: Callable[[torch.Tensor], torch.UntypedStorage] = TensorBase.untyped_storage
 _data: Any = TensorBase.data

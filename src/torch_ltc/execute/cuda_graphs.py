@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -15,14 +16,18 @@ class CudaGraphs:
 
     def __init__(self) -> None:
         self._pools: dict[int, Any] = {}
+        # Graphs that are alive. A pool ends with the last graph that uses it.
+        self._alive: dict[int, weakref.WeakSet[torch.cuda.CUDAGraph]] = {}
         self._streams: dict[int, torch.cuda.Stream] = {}
 
     def capture(self, launch: Callable[[], None], generator: torch.Generator | None) -> torch.cuda.CUDAGraph:
         """Take down what `launch` launches on the present device."""
         device = torch.cuda.current_device()
-        if device not in self._pools:
-            self._pools[device] = torch.cuda.graph_pool_handle()
+        alive = self._alive.setdefault(device, weakref.WeakSet())
+        if device not in self._streams:
             self._streams[device] = torch.cuda.Stream()
+        if not alive:
+            self._pools[device] = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
         if generator is not None:
             graph.register_generator_state(generator)
@@ -30,4 +35,5 @@ class CudaGraphs:
         mode = "thread_local"
         with torch.cuda.graph(graph, self._pools[device], self._streams[device], capture_error_mode=mode):
             launch()
+        alive.add(graph)
         return graph

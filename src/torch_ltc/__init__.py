@@ -40,6 +40,7 @@ from torch_ltc.execute.no_sync import allow_sync, no_sync
 from torch_ltc.extract_compiled_graph import extract_compiled_graph
 from torch_ltc.lowering.interface import Backend, Form
 from torch_ltc.lowering.registry import registry as _registry
+from torch_ltc.replay.function import JitFunction, jit
 
 __version__ = "0.1.0"
 
@@ -48,6 +49,7 @@ __all__ = [
     "AsyncItem",
     "Backend",
     "Form",
+    "JitFunction",
     "add_step_closure",
     "allow_sync",
     "async_item",
@@ -63,6 +65,7 @@ __all__ = [
     "get_tensor_id",
     "install",
     "ir_cache",
+    "jit",
     "mark_step",
     "metrics",
     "no_sync",

@@ -50,6 +50,10 @@ class LtcError(RuntimeError):
             self.args = (f"{self.args[0]}\nand {len(others)} more failed:\n{listed}",)
 
 
+class JitError(LtcError):
+    """A call of a jit function cannot be replayed, and its `fallback` is "error"."""
+
+
 class SettingError(LtcError, ValueError):
     """A setting was given a value that it cannot have, or a setting of that name does not exist.
 

@@ -48,7 +48,8 @@ class SyncReason(Enum):
     FALLBACK = "an operation had to run eagerly"
     SEED = "the state of the random number generator was read or set"
     STATE = "a global switch of PyTorch was changed"
-    # Its former name.
+    JIT = "a call of a jit function began or ended"
+    # The former name of STATE.
     DTYPE = STATE
 
 

@@ -40,7 +40,7 @@ from torch_ltc.program.spec import Spec, held_elsewhere, keep_bounded, spec_of
 from torch_ltc.program.tree import Node
 from torch_ltc.pytorch.private import below_autograd
 from torch_ltc.pytorch.profiler_ranges import span
-from torch_ltc.record.buffer import Buffer, buffer_of, physical_device, poisoned, remembered
+from torch_ltc.record.buffer import Buffer, buffer_of, new_buffer, physical_device, poisoned, remembered
 from torch_ltc.record.call_site import Source, current_source
 from torch_ltc.record.recorder import pending_full, recorder
 
@@ -101,24 +101,52 @@ def cut(reason: SyncReason) -> None:
         entry, known = pending_entry(outputs)
         inputs, scalars, lines = recorder.inputs, recorder.scalars, recorder.lines
         recorder.reset()
-        entry.latest = scalars
         _keep_tree_bounded()
-        # As it is now: a scope that is left before the program runs still counts.
-        policy = TierPolicy.current()
-        previous = _previous_outputs(entry, outputs, policy)
-        job = executor.submit(lambda: _run(entry, inputs, scalars, lines, outputs, previous, policy), wait=False)
-        for buffer in previous:
-            # Moved before the program runs; whoever reads it waits for that.
-            buffer.job = job
-        for buffer in (*outputs, *(inputs[i] for i in entry.written)):
-            buffer.views = None
-            buffer.job = job
-        for buffer, number in zip(outputs, entry.program.outputs, strict=True):
-            buffer.maker = (entry.program, number)
+        _queue(entry, inputs, scalars, lines, outputs)
         if recorder.awaited:
             _fetch_awaited()
     # Last: what listeners record or read belongs to the next program.
     _tell(entry, reason, known, len(outputs), record_s, began)
+
+
+def _queue(
+    entry: CachedProgram,
+    inputs: list[Buffer],
+    scalars: list[object],
+    lines: dict[int, Source],
+    outputs: list[Buffer],
+) -> None:
+    """Have the worker run a program. The lock is held."""
+    entry.latest = scalars
+    # As it is now: a scope that is left before the program runs still counts.
+    policy = TierPolicy.current()
+    previous = _previous_outputs(entry, outputs, policy)
+    job = executor.submit(lambda: _run(entry, inputs, scalars, lines, outputs, previous, policy), wait=False)
+    for buffer in previous:
+        # Moved before the program runs; whoever reads it waits for that.
+        buffer.job = job
+    for buffer in (*outputs, *(inputs[i] for i in entry.written)):
+        buffer.views = None
+        buffer.job = job
+    for buffer, number in zip(outputs, entry.program.outputs, strict=True):
+        buffer.maker = (entry.program, number)
+
+
+def replay(entry: CachedProgram, inputs: list[Buffer], scalars: list[object]) -> list[Buffer]:
+    """Queue a known program on these buffers and numbers, without recording it; returns the buffers of its outputs."""
+    cut(SyncReason.JIT)
+    began = time.perf_counter()
+    _make_room()
+    with span("sync", 0, "replay"), recorder.lock:
+        # Whatever was recorded meanwhile.
+        cut(SyncReason.JIT)
+        outputs = []
+        for _, spec in entry.outputs:
+            buffer = new_buffer(spec, 0)
+            outputs.append(buffer)
+        _queue(entry, inputs, scalars, {}, outputs)
+    _tell(entry, SyncReason.JIT, True, len(outputs), 0.0, began)
+    return outputs
 
 
 def _previous_outputs(entry: CachedProgram, outputs: list[Buffer], policy: TierPolicy) -> list[Buffer]:

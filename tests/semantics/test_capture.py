@@ -1,4 +1,4 @@
-"""Captured programs, on a stand-in for the graphs of a device: what was recorded happens, once, whatever is replayed."""
+"""Captured programs on a stand-in for the graphs of a device: what was recorded happens once, whatever is replayed."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A stand-in for the graphs of a device: takes down the operators of a launch on the CPU, with their very arguments, and
-replays them into the memory that the launch made."""
+"""A stand-in for the graphs of a device: takes down the operators of a launch on the CPU, with their very arguments,
+and replays them into the memory that the launch made."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ from torch_ltc.execute.executor import executor
 from torch_ltc.execute.sync import cut, live_outputs, pending_entry, replay
 from torch_ltc.program.spec import Spec, spec_of
 from torch_ltc.pytorch.private import pytree
-from torch_ltc.record.buffer import Buffer, buffer_of
+from torch_ltc.record.buffer import Buffer, buffer_of, storage_of
 from torch_ltc.record.recorder import recorder
 from torch_ltc.replay.numbers import NumberRules, WatchedFloat, optimizer_numbers
 from torch_ltc.replay.state import MISSING, Place, State, TooMuchState
@@ -143,6 +143,8 @@ class _Recorded:
     host_tensors: list[tuple[torch.Tensor, float]]
     rates: list[Place]
     optimizers: list[torch.optim.Optimizer]
+    # The tensors behind the inputs that stay, with their buffers.
+    captured: list[tuple[torch.Tensor, Buffer]]
     after: State
 
     def agrees(self, other: _Recorded) -> str:
@@ -367,6 +369,8 @@ class JitFunction:
         changed = calls.guard()
         if not changed:
             changed = next(("a gradient" for t, had in settled.gradients if (t.grad is not None) is not had), "")
+        if not changed and not all(storage_of(tensor).handle is buffer for tensor, buffer in settled.captured):  # type: ignore[attr-defined]
+            changed = "the memory of a captured tensor"
         if changed:
             calls.reason = f"{changed} has changed"
             return False, None
@@ -478,6 +482,7 @@ class _Anatomy:
         self._counters: list[tuple[Place, float | int]] = []
         self._host: list[tuple[torch.Tensor, float]] = []
         self._places: list[tuple[Place, _Made]] = []
+        self._captured: list[tuple[torch.Tensor, Buffer]] = []
 
     def recorded(self, result: Any, scalars: list[object]) -> _Recorded:
         for place, old, new in self._before.changes(self._after):
@@ -505,6 +510,7 @@ class _Anatomy:
             self._host,
             self._rates(),
             self._optimizers,
+            self._captured,
             self._after,
         )
 
@@ -519,7 +525,7 @@ class _Anatomy:
         for position, leaf in enumerate(self._leaves):
             if _is_lazy(leaf) and arguments.setdefault(id(buffer_of(leaf)), position) != position:
                 raise _NotReplayable(f"arguments {arguments[id(buffer_of(leaf))]} and {position} share memory")
-        known = {id(buffer_of(value)) for value in self._before.values.values() if _is_lazy(value)}
+        known = {id(buffer_of(value)): value for value in self._before.values.values() if _is_lazy(value)}
         bindings: list[int | Buffer] = []
         for buffer in self._inputs:
             position = arguments.get(id(buffer), -1)
@@ -527,6 +533,7 @@ class _Anatomy:
                 bindings.append(position)
             elif id(buffer) in known:
                 bindings.append(buffer)
+                self._captured.append((known[id(buffer)], buffer))
             else:
                 raise _NotReplayable(
                     "it reads a tensor that is no argument, and that jit cannot find from the function"

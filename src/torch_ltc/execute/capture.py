@@ -250,6 +250,8 @@ class _Captured:
         self._fixed_positions: list[int] = []
         self._fixed_addresses: list[int] = []
         self._fixed_numbers: list[tuple[int, object]] = []
+        # All of them, if they are none whose sign equality hides.
+        self._numbers: list[object] | None = None
         self.outputs: list[Any] = []
         self._own: set[int] = set()
         self.graph_count = 0
@@ -264,7 +266,9 @@ class _Captured:
         """True when the inputs lie where the graphs look for them, and the numbers are those in the graphs."""
         if self._moving:
             addresses = [addresses[position] for position in self._fixed_positions]
-        return addresses == self._fixed_addresses and all(same_number(numbers[s], v) for s, v in self._fixed_numbers)
+        if addresses != self._fixed_addresses:
+            return False
+        return numbers == self._numbers or all(same_number(numbers[s], v) for s, v in self._fixed_numbers)
 
     def move_out(self, previous: Sequence[Buffer]) -> None:
         """Copy what someone still holds of the last outputs to memory of its own."""
@@ -300,6 +304,8 @@ class _Captured:
             slot.load(tensors)
         outcome = self._capture(static, arguments)
         if outcome is not None:
+            if all(number != 0 for number in arguments.scalars):
+                self._numbers = list(arguments.scalars)
             for slot in self._written:
                 slot.store(tensors)
             self.outputs = list(outcome.results)

@@ -7,7 +7,7 @@ place.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -132,18 +132,18 @@ def _queue(
         buffer.maker = (entry.program, number)
 
 
-def replay(entry: CachedProgram, inputs: list[Buffer], scalars: list[object]) -> list[Buffer]:
-    """Queue a known program on these buffers and numbers, without recording it; returns the buffers of its outputs."""
+def replay(
+    entry: CachedProgram, inputs: list[Buffer], scalars: list[object], reused: Mapping[int, Buffer]
+) -> list[Buffer]:
+    """Queue a known program on these buffers and numbers, without recording it; returns the buffers of its outputs,
+    which are new ones except for those to be `reused`."""
     cut(SyncReason.JIT)
     began = time.perf_counter()
     _make_room()
     with span("sync", 0, "replay"), recorder.lock:
         # Whatever was recorded meanwhile.
         cut(SyncReason.JIT)
-        outputs = []
-        for _, spec in entry.outputs:
-            buffer = new_buffer(spec, 0)
-            outputs.append(buffer)
+        outputs = [reused.get(i) or new_buffer(spec, 0) for i, (_, spec) in enumerate(entry.outputs)]
         _queue(entry, inputs, scalars, {}, outputs)
     _tell(entry, SyncReason.JIT, True, len(outputs), 0.0, began)
     return outputs
@@ -155,7 +155,10 @@ def _previous_outputs(entry: CachedProgram, outputs: list[Buffer], policy: TierP
         return []
     previous = held_elsewhere(entry.last_outputs)
     entry.last_outputs = list(outputs)
-    return previous
+    if not previous:
+        return previous
+    reused = {id(buffer) for buffer in outputs}
+    return [buffer for buffer in previous if id(buffer) not in reused]
 
 
 def _tell(entry: CachedProgram, reason: SyncReason, known: bool, outputs: int, record_s: float, began: float) -> None:
@@ -242,8 +245,9 @@ def _run(
     for buffer, result, maker in zip(outputs, outcome.results, entry.makers, strict=True):
         if isinstance(result, LtcError):
             buffer.error = remembered(result)
-        else:
+        elif buffer.data is not result:
             buffer.data = result
+            buffer.error = None
             memory.hold(buffer, maker)
 
 

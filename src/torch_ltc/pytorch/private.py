@@ -70,6 +70,7 @@ SchemaArgument = torch._C.Argument
 TensorBase = torch._C.TensorBase
 data_pointer: Callable[[torch.Tensor], int] = TensorBase.data_ptr
 as_strided: Callable[..., torch.Tensor] = TensorBase.as_strided
+storage_uses: Callable[[int], int] = torch._C._storage_Use_Count
 untyped_storage: Callable[[torch.Tensor], torch.UntypedStorage] = TensorBase.untyped_storage
 _data: Any = TensorBase.data
 set_data: Callable[[torch.Tensor, torch.Tensor], None] = _data.__set__

@@ -148,6 +148,7 @@ table.add(
     Interface("torch._C._profiler._RecordFunctionFast", "a range unseen by modes", "ranges in profiles", _BINDING),
     Interface("torch._C._profiler._ExperimentalConfig", "sees all threads", "`torch_ltc.debug.profile`", _EXPERIMENTAL),
     *(Interface(getter, "a switch that kernels depend on", "disk cache keys", _STABLE) for getter in GETTERS),
+    Interface("torch._C._storage_Use_Count", "sees that a gradient is its parameter's alone", "`jit`", _BINDING),
     Interface("torch._C._get_sdp_priority_order", "a switch of attention", "the choice of its kernel", _STABLE),
     Interface("torch._C._get_overrideable_sdp_enabled", "a switch of attention", "the choice of its kernel", _STABLE),
     Interface("torch.utils._pytree", "opens lists and dicts", "`to_cpu`, fallbacks, replay", _STABLE,

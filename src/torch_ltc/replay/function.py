@@ -30,7 +30,7 @@ from torch_ltc.events import Event, FallbackEvent, SyncEvent, SyncReason, Upload
 from torch_ltc.execute.executor import executor
 from torch_ltc.execute.sync import cut, live_outputs, pending_entry, replay
 from torch_ltc.program.spec import Spec, spec_of
-from torch_ltc.pytorch.private import pytree
+from torch_ltc.pytorch.private import pytree, storage_uses
 from torch_ltc.record.buffer import Buffer, buffer_of, storage_of
 from torch_ltc.record.recorder import recorder
 from torch_ltc.replay.numbers import NumberRules, WatchedFloat, optimizer_numbers
@@ -383,10 +383,16 @@ class JitFunction:
             return False, None
         inputs = [buffer_of(leaves[item]) if isinstance(item, int) else item for item in settled.inputs]
         calls.replays += 1
-        buffers = replay(settled.entry, inputs, scalars)
+        reused = _reusable(settled)
+        # Nobody sees a gradient between its end and its new value.
+        for place, made in settled.places:
+            if made.output not in reused and isinstance(place.holder, torch.Tensor):
+                place.put(None)
+        buffers = replay(settled.entry, inputs, scalars, reused)
         bases: dict[int, torch.Tensor] = {}
         for place, made in settled.places:
-            place.put(made.tensor(buffers, bases))
+            if made.output not in reused:
+                place.put(made.tensor(buffers, bases))
         for place, step in settled.counters:
             place.put(place.get() + step)
         for tensor, step in settled.host_tensors:
@@ -402,6 +408,35 @@ class JitFunction:
         executor.raise_deferred()
         run_step_closures()
         return True, pytree.tree_unflatten(returned, settled.result)
+
+
+def _reusable(settled: _Recorded) -> dict[int, Buffer]:
+    """Gradients that nobody holds besides their parameters: the tensors stay, and get new values."""
+    reused: dict[int, Buffer] = {}
+    whole = settled.entry.outputs
+    alone = _uses_of_one()
+    for place, made in settled.places:
+        owner = place.holder
+        if not isinstance(owner, torch.Tensor) or owner.grad is None or made.spec is not whole[made.output][1]:
+            continue
+        if _uses(owner) == alone and spec_of(owner.grad) is made.spec:
+            reused[made.output] = buffer_of(owner.grad)
+    return reused
+
+
+def _uses(owner: torch.Tensor) -> tuple[int, int]:
+    """How often the gradient of a tensor is referred to, and its memory."""
+    gradient = owner.grad
+    assert gradient is not None
+    return sys.getrefcount(gradient), storage_uses(storage_of(gradient)._cdata)
+
+
+@functools.cache
+def _uses_of_one() -> tuple[int, int]:
+    """The same for a gradient that only its tensor holds: measured, because interpreters differ in what they count."""
+    owner = torch.empty(1, device="ltc").requires_grad_()
+    owner.grad = torch.empty(1, device="ltc")
+    return _uses(owner)
 
 
 def _optimizers(state: State) -> list[torch.optim.Optimizer]:

@@ -6,6 +6,7 @@ containers. What PyTorch and the standard library keep for themselves is not.
 
 from __future__ import annotations
 
+import operator
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -181,38 +182,94 @@ class State:
     def guard(self, skip: set[tuple[int, Any]]) -> Callable[[], str]:
         """A quick check that everything is as it is now, but for the places to `skip`: the path of a place that is
         not, or an empty text."""
-        entries: list[tuple[Any, Any, Any, str]] = []
         slow: list[tuple[Place, Any]] = []
-        lengths: list[tuple[Any, int, str]] = []
+        empty: dict[int, Any] = {}
+        by_holder: dict[int, tuple[Any, dict[Any, Any]]] = {}
         for identity, place in self.places.items():
             value = self.values[identity]
             if isinstance(value, (dict, list, set)):
-                lengths.append((value, len(value), place.path))
+                if value:
+                    by_holder.setdefault(id(value), (value, {}))
+                else:
+                    empty[id(value)] = value
             if identity in skip:
                 continue
             host_tensor = isinstance(value, torch.Tensor) and value.device.type != "ltc"
             if host_tensor or not isinstance(place.holder, (dict, list)):
                 slow.append((place, self.tokens[identity]))
             else:
-                entries.append((place.holder, place.key, value, place.path))
+                by_holder.setdefault(id(place.holder), (place.holder, {}))[1][place.key] = value
+        return _Guard(self.places, slow, list(empty.values()), list(by_holder.values())).check
 
-        def check() -> str:
-            for holder, key, value, path in entries:
-                try:
-                    current = holder[key]
-                except (KeyError, IndexError):
-                    return path
-                if current is not value and _token(current) != _token(value):
-                    return path
-            for held, length, path in lengths:
-                if len(held) != length:
-                    return path
-            for place, token in slow:
-                if _token(place.get()) != token:
-                    return place.path
-            return ""
 
-        return check
+class _Guard:
+    """Everything that a replay relies on, by the container that holds it."""
+
+    def __init__(
+        self,
+        places: dict[tuple[int, Any], Place],
+        slow: list[tuple[Place, Any]],
+        empty: list[Any],
+        holders: list[tuple[Any, dict[Any, Any]]],
+    ) -> None:
+        self._places = places
+        self._slow = slow
+        self._empty = empty
+        self._groups = [
+            (holder, None if _is_global(holder) else len(holder), _getter(tuple(values)), tuple(values.values()))
+            for holder, values in holders
+        ]
+
+    def check(self) -> str:
+        """The path of something that has changed, or an empty text."""
+        for group in self._groups:
+            holder, length, get, expected = group
+            try:
+                if (length is None or len(holder) == length) and get(holder) == expected:
+                    continue
+            except (KeyError, IndexError, RuntimeError):
+                # A tensor that is another one has no truth value.
+                pass
+            changed = self._changed(group)
+            if changed:
+                return changed
+        if any(map(len, self._empty)):
+            grown = next(each for each in self._empty if each)
+            return next((place.path for place in self._places.values() if place.get() is grown), "a container")
+        for place, token in self._slow:
+            if _token(place.get()) != token:
+                return place.path
+        return ""
+
+    def _changed(self, group: tuple[Any, int | None, Callable[[Any], tuple[Any, ...]], tuple[Any, ...]]) -> str:
+        holder, length, get, expected = group
+        try:
+            current = get(holder)
+        except (KeyError, IndexError):
+            return "something that the function names"
+        paths = {place.key: place.path for place in self._places.values() if place.holder is holder}
+        keys = list(paths)
+        for value, known in zip(current, expected, strict=True):
+            if value is not known and _token(value) != _token(known):
+                return next((paths[key] for key in keys if holder[key] is value), "something that the function names")
+        return (
+            "" if length is None or len(holder) == length else f"the length of {next(iter(paths.values()), 'a list')}"
+        )
+
+
+def _is_global(holder: Any) -> bool:
+    """True for the globals of a module, of which only some are named by the function."""
+    return isinstance(holder, dict) and "__builtins__" in holder
+
+
+def _getter(keys: tuple[Any, ...]) -> Callable[[Any], tuple[Any, ...]]:
+    if not keys:
+        return lambda holder: ()
+    if len(keys) == 1:
+        key = keys[0]
+        return lambda holder: (holder[key],)
+    get: Callable[[Any], tuple[Any, ...]] = operator.itemgetter(*keys)
+    return get
 
 
 class _Missing:

@@ -11,6 +11,7 @@ from torch import Tensor
 import torch_ltc
 from tests.semantics.support import counted, lazy, observe, probe, run_script
 from torch_ltc import events
+from torch_ltc.config import settings
 
 pytestmark = pytest.mark.usefixtures("no_fallback")
 
@@ -155,3 +156,42 @@ def test_a_failing_listener_disturbs_nobody() -> None:
             assert x.tolist() == [2.0, 2.0]
         finally:
             stop()
+
+
+def test_a_listener_on_the_worker_may_record_while_an_eager_call_waits_for_room() -> None:
+    # In a process of its own: what it guards against hangs.
+    script = """
+        import torch, torch_ltc
+        from torch_ltc import events
+        from torch_ltc.config import settings
+        settings.queue_bound = 1
+        settings.fallback = "allow"
+        x = torch.ones(4).to("ltc")
+        stop = events.subscribe(lambda event: x + 1, events.ExecuteEvent)
+        for number in range(10):
+            y = x * number
+            found = torch.nonzero(y)
+            torch.manual_seed(number)
+            torch.ltc.get_rng_state()
+        stop()
+        print(found.flatten().tolist())
+    """
+    assert run_script(script).strip() == "[0, 1, 2, 3]"
+
+
+def test_what_a_listener_records_while_the_programs_are_forgotten_is_computed() -> None:
+    x = lazy(torch.ones(2))
+    made: list[Tensor] = []
+    stop = events.subscribe(lambda event: made.append(x + 5), events.SyncEvent)
+    bound = settings.pending_bound
+    try:
+        forget = (torch_ltc.ir_cache.reset, lambda: setattr(settings, "pending_bound", bound - 1))
+        for forgotten in forget:
+            kept = x * 2
+            forgotten()
+            assert kept.tolist() == [2.0, 2.0]
+    finally:
+        stop()
+        settings.pending_bound = bound
+    assert [value.tolist() for value in made] == [[6.0, 6.0]] * len(made)
+    assert len(made) >= 2

@@ -128,12 +128,13 @@ def _is_in_bad_fork() -> bool:
 def manual_seed(seed: int) -> None:
     """Seed the device's generator, from this point of the program on."""
     seed = int(seed)
+    executor.wait_for_room()
     with recorder.lock:
         if recorder.random:
             # Draws recorded before this line belong to the old state.
             cut(SyncReason.SEED)
         if not device_random.seed_before_use(seed):
-            executor.submit(lambda: device_random.generator.manual_seed(seed))
+            executor.submit(lambda: device_random.generator.manual_seed(seed), wait=False)
 
 
 def manual_seed_all(seed: int) -> None:
@@ -188,8 +189,8 @@ def _in_order(work: Any) -> Any:
     with recorder.lock:
         if recorder.random:
             cut(SyncReason.SEED)
-        future = executor.submit(work)
-    return future.result()
+        future = executor.submit(work, wait=False)
+    return executor.result_of(future)
 
 
 # ---- memory -------------------------------------------------------------------------------------------------------

@@ -83,9 +83,9 @@ def _run(operator: Operator, values: tuple[Any, ...]) -> Any:
 
     with recorder.lock:
         cut(SyncReason.FALLBACK)
-        future = executor.submit(work)
+        future = executor.submit(work, wait=False)
     try:
-        out, real = future.result()
+        out, real = executor.result_of(future)
     except LtcError as error:
         deferred.discard_error(error)
         raise

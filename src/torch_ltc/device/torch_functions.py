@@ -130,15 +130,18 @@ for _patch in table.entries(Patch):
 
 def _forget_everything() -> None:
     """Run what is pending and clear every cache of programs and shapes."""
-    with recorder.lock:
-        cut(SyncReason.DTYPE)
+    cut(SyncReason.DTYPE)
     executor.drain()
-    with recorder.lock:
-        recorder.tree.clear()
-        recorder.reset()
-        executables.clear()
-        specializations.clear()
-        clear_inference_cache()
+    # Other threads, and listeners, may have recorded meanwhile.
+    cut(SyncReason.DTYPE, then=_clear_caches)
+
+
+def _clear_caches() -> None:
+    recorder.tree.clear()
+    recorder.reset()
+    executables.clear()
+    specializations.clear()
+    clear_inference_cache()
 
 
 @replaces("torch.set_default_tensor_type")

@@ -67,7 +67,7 @@ class AsyncItem:
         if self._error is not None:
             raise self._error
         try:
-            return self._future.result()
+            return executor.result_of(self._future)
         except LtcError as error:
             deferred.discard_error(error)
             raise

@@ -1,9 +1,11 @@
 """One worker thread per physical device that runs queued work on it, in order.
 
 Programs, eager fallbacks and reads of what is still queued run here. Work that is queued for one device waits for what
-was queued for another before: it may need its results. A worker's thread-local state is clean: no autocast, no function
-transforms of the user's thread. It runs below autograd, with grad mode on: the state in which eager runs its kernels,
-some of which ask for it. The queue is bounded.
+was queued for another before: it may need its results. Nobody waits for a worker with the recorder's lock held: code
+that the device calls back may record, on the worker too. The queue is bounded.
+
+A worker's thread-local state is clean: no autocast, no function transforms of the user's thread. It runs below
+autograd, with grad mode on: the state in which eager runs its kernels, some of which ask for it.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from torch_ltc.errors import LtcError
 from torch_ltc.execute.kernel_warnings import has_kernel_warnings, keep_warnings, show_kernel_warnings
 from torch_ltc.pytorch.private import below_autograd
 from torch_ltc.record.call_site import current_source
+from torch_ltc.record.recorder import recorder
 
 Result = TypeVar("Result")
 
@@ -48,9 +51,10 @@ class Executor:
 
     def wait_for_room(self) -> None:
         """Return when fewer than `queue_bound` items are queued. On the worker itself, at once."""
-        if threading.get_ident() not in self._workers:
-            with self._room:
-                self._room.wait_for(self.has_room)
+        if self._waiting < settings.queue_bound or threading.get_ident() in self._workers:
+            return
+        with recorder.unlocked(), self._room:
+            self._room.wait_for(self.has_room)
 
     def is_forked(self) -> bool:
         """True in a process that was forked after the package was imported."""
@@ -62,7 +66,11 @@ class Executor:
 
     def submit(self, work: Callable[[], Result], *, wait: bool = True) -> Future[Result]:
         """Queue `work` for the device that the settings name, after waiting for room with `wait`. From a worker itself,
-        runs it at once."""
+        runs it at once.
+
+        Without `wait` where the recorder's lock is held and what was read under it must still be true: waiting lets
+        others record.
+        """
         if threading.get_ident() in self._workers:
             done: Future[Result] = Future()
             done.set_result(work())
@@ -100,24 +108,33 @@ class Executor:
                     self._waiting -= 1
                     self._room.notify_all()
 
-        worker.last = future = worker.pool.submit(run)
+        with self._room:
+            worker.last = future = worker.pool.submit(run)
         return future
 
     def call(self, work: Callable[[], Result]) -> Result:
         """Queue `work` and wait for its result."""
-        return self.submit(work).result()
+        return self.result_of(self.submit(work))
+
+    def result_of(self, item: Future[Result]) -> Result:
+        """Wait for the result of a queued item."""
+        if item.done():
+            return item.result()
+        with recorder.unlocked():
+            return item.result()
 
     def wait_for(self, job: Future[None]) -> None:
         """Return when this queued item has run. On a worker itself, at once: what is queued runs after it."""
         if threading.get_ident() not in self._workers:
-            job.exception()
+            with recorder.unlocked():
+                job.exception()
 
     def drain(self) -> None:
         """Wait until everything queued so far has run."""
         if threading.get_ident() not in self._workers:
             for worker in list(self._by_device.values()):
                 if worker.last is not None:
-                    worker.last.exception()
+                    self.wait_for(worker.last)
 
     def raise_deferred(self) -> None:
         """Raise the errors of earlier programs that nobody has seen yet."""

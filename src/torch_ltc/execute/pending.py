@@ -68,8 +68,8 @@ def pending_inputs() -> tuple[list[int], list[object]]:
         program = Program(0, tuple([i for i in used if i is not None]), (), 0, 0, False)
         pairs = [(recorder.inputs[i.buffer], i.spec) for i in program.inputs]
         numbers: list[object] = list(recorder.scalars)
-        future = executor.submit(lambda: [physical(buffer, spec) for buffer, spec in pairs])
-    return [buffer.identity for buffer, _ in pairs] + [-1] * len(numbers), [*future.result(), *numbers]
+        future = executor.submit(lambda: [physical(buffer, spec) for buffer, spec in pairs], wait=False)
+    return [buffer.identity for buffer, _ in pairs] + [-1] * len(numbers), [*executor.result_of(future), *numbers]
 
 
 def uncomputed(tensor: torch.Tensor) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -86,14 +86,17 @@ def pending_entry(outputs: list[Buffer]) -> tuple[CachedProgram, bool]:
     return entry, known
 
 
-def cut(reason: SyncReason) -> None:
-    """Queue the pending program, if there is one, and begin the next."""
+def cut(reason: SyncReason, then: Callable[[], None] | None = None) -> None:
+    """Queue the pending program, if there is one, and begin the next. `then` is called before anything is recorded into
+    it: listeners and other threads may record at once."""
     if sync_guard.threads and not recorder.empty:
         sync_guard.check(reason)
     began = time.perf_counter()
-    _make_room()
+    executor.wait_for_room()
     with span("sync", 0, reason.name.lower()), recorder.lock:
         if recorder.empty:
+            if then is not None:
+                then()
             return
         record_s = began - recorder.started
         outputs = live_outputs()
@@ -112,6 +115,8 @@ def cut(reason: SyncReason) -> None:
             buffer.maker = (entry.program, number)
         if recorder.awaited:
             _fetch_awaited()
+        if then is not None:
+            then()
     # Last: what listeners record or read belongs to the next program.
     _tell(entry, reason, known, len(outputs), record_s, began)
 
@@ -133,22 +138,6 @@ def _fetch_awaited() -> None:
         item.queue()
 
 
-def _make_room() -> None:
-    """Wait while the queue is full, without the lock: the worker may need it to go on."""
-    if executor.has_room():
-        return
-    lock: Any = recorder.lock
-    if not lock._is_owned():
-        executor.wait_for_room()
-        return
-    # Inside a kernel or a read. Whoever comes here looks at the recorder anew afterwards.
-    held = lock._release_save()
-    try:
-        executor.wait_for_room()
-    finally:
-        lock._acquire_restore(held)
-
-
 def _keep_tree_bounded() -> None:
     keep_bounded(_MOST_SPECS)
     tree = recorder.tree
@@ -165,14 +154,8 @@ def _keep_tree_bounded() -> None:
     emit(PruneEvent(before, tree.size))
 
 
-def _bound_changed() -> None:
-    with recorder.lock:
-        cut(SyncReason.BOUND)
-        recorder.reset()
-
-
 pending_full.add(lambda: cut(SyncReason.BOUND))
-settings.watch("pending_bound", _bound_changed)
+settings.watch("pending_bound", lambda: cut(SyncReason.BOUND, then=recorder.reset))
 
 
 # ---- on the executor's thread -------------------------------------------------------------------------------------
@@ -285,7 +268,7 @@ def _read(buffer: Buffer, spec: Spec, use: Callable[[torch.Tensor], Result]) -> 
             return _use(buffer, spec, use), wait_s
         # Another thread has recorded on it meanwhile, and may go on doing so.
         future = executor.submit(lambda: use(physical(buffer, spec)), wait=False)
-    return future.result(), wait_s
+    return executor.result_of(future), wait_s
 
 
 def _use(buffer: Buffer, spec: Spec, use: Callable[[torch.Tensor], Result]) -> Result:

@@ -7,6 +7,7 @@ from then on, with one warning; or it is an error, if the setting `backend_failu
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 from torch_ltc.compile.hooks import Failure, Run, backend_failed, running, with_hooks
@@ -28,18 +29,30 @@ from torch_ltc.pytorch.profiler_ranges import span
 _ANYWHERE = (BackendError, FunctionComputation)
 
 
-def execute_entry(entry: CachedProgram, arguments: Arguments, policy: TierPolicy) -> Outcome:
-    """Run a program on these arguments with whatever is due: the reference computation, or the compiled one."""
+def execute_entry(
+    entry: CachedProgram,
+    arguments: Arguments,
+    policy: TierPolicy,
+    tell: Callable[[ExecuteEvent], None] = emit,
+) -> Outcome:
+    """Run a program on these arguments with whatever is due: the reference computation, or the compiled one. `tell`
+    gets the event that says so."""
     entry.runs += 1
     if policy.check == "off" and not policy.repro_dir:
-        return _execute(entry, select_executable(entry, arguments, policy), arguments, policy)
+        return _execute(entry, select_executable(entry, arguments, policy), arguments, policy, tell)
     run = Run(entry, arguments, policy.backend, policy.check, policy.repro_dir)
     with running(run):
         run.executable = executable = select_executable(entry, arguments, policy)
-        return with_hooks(run, lambda: _execute(entry, executable, arguments, policy))
+        return with_hooks(run, lambda: _execute(entry, executable, arguments, policy, tell))
 
 
-def _execute(entry: CachedProgram, executable: Executable | None, arguments: Arguments, policy: TierPolicy) -> Outcome:
+def _execute(
+    entry: CachedProgram,
+    executable: Executable | None,
+    arguments: Arguments,
+    policy: TierPolicy,
+    tell: Callable[[ExecuteEvent], None],
+) -> Outcome:
     used = registry.reference if executable is None else policy.backend
     began = time.perf_counter()
     failed = True
@@ -51,7 +64,7 @@ def _execute(entry: CachedProgram, executable: Executable | None, arguments: Arg
                 outcome = _run_compiled(entry, executable, arguments, policy)
         failed = bool(outcome.failures)
     finally:
-        emit(ExecuteEvent(entry.program.identity, used.name, time.perf_counter() - began, failed))
+        tell(ExecuteEvent(entry.program.identity, used.name, time.perf_counter() - began, failed))
     return outcome
 
 

@@ -18,6 +18,7 @@ from torch_ltc.config import settings
 from torch_ltc.deferred import deferred
 from torch_ltc.errors import LtcError
 from torch_ltc.events import (
+    ExecuteEvent,
     PruneEvent,
     ReadEvent,
     SyncEvent,
@@ -25,7 +26,7 @@ from torch_ltc.events import (
     emit,
     has_listeners,
 )
-from torch_ltc.execute.executor import executor
+from torch_ltc.execute.executor import Uses, executor
 from torch_ltc.execute.memory import add_holdings, add_largest, memory
 from torch_ltc.execute.no_sync import sync_guard
 from torch_ltc.execute.random_state import device_random
@@ -107,8 +108,10 @@ def cut(reason: SyncReason, then: Callable[[], None] | None = None) -> None:
         _keep_tree_bounded()
         # As it is now: a scope that is left before the program runs still counts.
         policy = TierPolicy.current()
-        job = executor.submit(lambda: _run(entry, inputs, scalars, lines, outputs, policy), wait=False)
-        for buffer in (*outputs, *(inputs[i] for i in entry.written)):
+        made = [*outputs, *(inputs[i] for i in entry.written)]
+        uses = Uses(inputs, made)
+        job = executor.submit(lambda: _run(entry, inputs, scalars, lines, outputs, policy), uses, wait=False)
+        for buffer in made:
             buffer.views = None
             buffer.job = job
         for buffer, number in zip(outputs, entry.program.outputs, strict=True):
@@ -170,8 +173,9 @@ def _run(
     policy: TierPolicy,
 ) -> None:
     """Run one program and install its results."""
+    told: list[ExecuteEvent] = []
     try:
-        outcome = execute_entry(entry, _arguments(entry.program, inputs, scalars, lines), policy)
+        outcome = execute_entry(entry, _arguments(entry.program, inputs, scalars, lines), policy, told.append)
     except BaseException as error:  # a backend's SystemExit, too: nobody else would hear of it on this thread
         outcome = _all_lost(entry, error)
     for position, data in outcome.replaced.items():
@@ -185,6 +189,10 @@ def _run(
         else:
             buffer.data = result
             memory.hold(buffer, maker)
+    # Last: listeners may record and read, also what comes of these results.
+    executor.complete()
+    for event in told:
+        emit(event)
 
 
 def _all_lost(entry: CachedProgram, error: BaseException) -> Outcome:
@@ -267,7 +275,7 @@ def _read(buffer: Buffer, spec: Spec, use: Callable[[torch.Tensor], Result]) -> 
         if buffer.job is job:
             return _use(buffer, spec, use), wait_s
         # Another thread has recorded on it meanwhile, and may go on doing so.
-        future = executor.submit(lambda: use(physical(buffer, spec)), wait=False)
+        future = executor.submit(lambda: use(physical(buffer, spec)), Uses((buffer,), ()), wait=False)
     return executor.result_of(future), wait_s
 
 

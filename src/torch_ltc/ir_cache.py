@@ -26,9 +26,11 @@ def dump(dot_file_name: str) -> None:
 
 def reset() -> None:
     """Sync, then forget every known program and everything compiled."""
-    with recorder.lock:
-        cut(SyncReason.EXPLICIT)
-        recorder.tree.clear()
-        recorder.reset()
-        executables.clear()
-        specializations.clear()
+    cut(SyncReason.EXPLICIT, then=_forget)
+
+
+def _forget() -> None:
+    recorder.tree.clear()
+    recorder.reset()
+    executables.clear()
+    specializations.clear()

@@ -18,7 +18,7 @@ from torch_ltc.device.registration import alias
 from torch_ltc.device.tensors import wrap_physical
 from torch_ltc.errors import FallbackError, FallbackWarning, LtcError
 from torch_ltc.events import FallbackEvent, SyncReason, emit
-from torch_ltc.execute.executor import executor
+from torch_ltc.execute.executor import Uses, executor
 from torch_ltc.execute.no_sync import sync_guard
 from torch_ltc.execute.random_state import device_random
 from torch_ltc.execute.sync import cut, physical
@@ -83,9 +83,9 @@ def _run(operator: Operator, values: tuple[Any, ...]) -> Any:
 
     with recorder.lock:
         cut(SyncReason.FALLBACK)
-        future = executor.submit(work)
+        future = executor.submit(work, Uses((), [buffer for buffer, _ in lazy.values()]), wait=False)
     try:
-        out, real = future.result()
+        out, real = executor.result_of(future)
     except LtcError as error:
         deferred.discard_error(error)
         raise

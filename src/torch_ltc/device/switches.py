@@ -30,12 +30,14 @@ def _run_pending() -> None:
 def _look_again() -> None:
     """Record in the state that the switches are in now."""
     state = TorchState.current()
+
+    def enter() -> None:
+        recorder.enter_state(state)
+        clear_inference_cache()
+
     if state != recorder.torch_state:
-        with recorder.lock:
-            # What another thread has recorded in between.
-            cut(SyncReason.STATE)
-            recorder.enter_state(state)
-            clear_inference_cache()
+        # After what another thread has recorded in between.
+        cut(SyncReason.STATE, then=enter)
 
 
 def _set_one(getter: Callable[[], Any] | None) -> Callable[[Any], Any]:

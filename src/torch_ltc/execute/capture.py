@@ -9,6 +9,7 @@ the graphs.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -124,10 +125,14 @@ class Capture:
         return self._captured is not None
 
     def run(
-        self, computation: Computation | None, arguments: Arguments, previous: Sequence[Buffer], always: bool
+        self,
+        computation: Computation | None,
+        arguments: Arguments,
+        previous: Sequence[weakref.ref[Buffer]],
+        always: bool,
     ) -> Outcome | None:
         """Replay the program's graphs, or capture them while running it once; None when the caller is to run it.
-        `previous` are the outputs of the last execution that are still alive."""
+        `previous` are the outputs of the last execution."""
         if self._computation is not computation:
             self._begin(computation)
         if self.refusal or not all(isinstance(held, torch.Tensor) for held in arguments.held):
@@ -270,11 +275,12 @@ class _Captured:
             return False
         return numbers == self._numbers or all(same_number(numbers[s], v) for s, v in self._fixed_numbers)
 
-    def move_out(self, previous: Sequence[Buffer]) -> None:
+    def move_out(self, previous: Sequence[weakref.ref[Buffer]]) -> None:
         """Copy what someone still holds of the last outputs to memory of its own."""
-        for buffer in previous:
-            data = buffer.data
-            if data is not None and id(data) in self._own:
+        for reference in previous:
+            buffer = reference()
+            data = None if buffer is None else buffer.data
+            if buffer is not None and data is not None and id(data) in self._own:
                 assert isinstance(data, torch.Tensor)
                 kept = torch.empty_strided(data.size(), data.stride(), dtype=data.dtype, device=data.device)
                 buffer.data = kept.copy_(data)

@@ -7,7 +7,8 @@ from then on, with one warning; or it is an error, if the setting `backend_failu
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch_ltc.compile.hooks import Failure, Run, backend_failed, running, with_hooks
@@ -32,17 +33,22 @@ _ANYWHERE = (BackendError, FunctionComputation)
 
 
 def execute_entry(
-    entry: CachedProgram, arguments: Arguments, policy: TierPolicy, previous: Sequence[Buffer] = ()
+    entry: CachedProgram,
+    arguments: Arguments,
+    policy: TierPolicy,
+    tell: Callable[[ExecuteEvent], None] = emit,
+    previous: Sequence[weakref.ref[Buffer]] | None = None,
 ) -> Outcome:
     """Run a program on these arguments with whatever is due: the reference computation, the compiled one, or graphs of
-    either. `previous` are the outputs of its last execution that are still alive."""
+    either. `tell` gets the event that says so. `previous` are the outputs of its last execution, None
+    where it must not be captured."""
     entry.runs += 1
     if policy.check == "off" and not policy.repro_dir:
-        return _execute(entry, select_executable(entry, arguments, policy), arguments, policy, previous)
+        return _execute(entry, select_executable(entry, arguments, policy), arguments, policy, tell, previous)
     run = Run(entry, arguments, policy.backend, policy.check, policy.repro_dir)
     with running(run):
         run.executable = executable = select_executable(entry, arguments, policy)
-        return with_hooks(run, lambda: _execute(entry, executable, arguments, policy))
+        return with_hooks(run, lambda: _execute(entry, executable, arguments, policy, tell))
 
 
 def _execute(
@@ -50,7 +56,8 @@ def _execute(
     executable: Executable | None,
     arguments: Arguments,
     policy: TierPolicy,
-    previous: Sequence[Buffer] | None = None,
+    tell: Callable[[ExecuteEvent], None],
+    previous: Sequence[weakref.ref[Buffer]] | None = None,
 ) -> Outcome:
     used = registry.reference if executable is None else policy.backend
     began = time.perf_counter()
@@ -69,7 +76,7 @@ def _execute(
                 outcome = _run_compiled(entry, executable, arguments, policy)
         failed = bool(outcome.failures)
     finally:
-        emit(ExecuteEvent(entry.program.identity, used.name, time.perf_counter() - began, failed, captured))
+        tell(ExecuteEvent(entry.program.identity, used.name, time.perf_counter() - began, failed, captured))
     return outcome
 
 
@@ -78,7 +85,7 @@ def _run_captured(
     executable: Executable | None,
     arguments: Arguments,
     policy: TierPolicy,
-    previous: Sequence[Buffer],
+    previous: Sequence[weakref.ref[Buffer]],
 ) -> Outcome | None:
     """Run the graphs of a program, if it has any or is to have some."""
     if entry.capture is None:

@@ -7,8 +7,9 @@ place.
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -18,6 +19,7 @@ from torch_ltc.config import settings
 from torch_ltc.deferred import deferred
 from torch_ltc.errors import LtcError
 from torch_ltc.events import (
+    ExecuteEvent,
     PruneEvent,
     ReadEvent,
     SyncEvent,
@@ -26,7 +28,7 @@ from torch_ltc.events import (
     has_listeners,
 )
 from torch_ltc.execute.capture import graphs_of
-from torch_ltc.execute.executor import executor
+from torch_ltc.execute.executor import Uses, executor
 from torch_ltc.execute.memory import add_holdings, add_largest, memory
 from torch_ltc.execute.no_sync import sync_guard
 from torch_ltc.execute.random_state import device_random
@@ -87,14 +89,17 @@ def pending_entry(outputs: list[Buffer]) -> tuple[CachedProgram, bool]:
     return entry, known
 
 
-def cut(reason: SyncReason) -> None:
-    """Queue the pending program, if there is one, and begin the next."""
+def cut(reason: SyncReason, then: Callable[[], None] | None = None) -> None:
+    """Queue the pending program, if there is one, and begin the next. `then` is called before anything is recorded into
+    it: listeners and other threads may record at once."""
     if sync_guard.threads and not recorder.empty:
         sync_guard.check(reason)
     began = time.perf_counter()
-    _make_room()
+    executor.wait_for_room()
     with span("sync", 0, reason.name.lower()), recorder.lock:
         if recorder.empty:
+            if then is not None:
+                then()
             return
         record_s = began - recorder.started
         outputs = live_outputs()
@@ -105,6 +110,8 @@ def cut(reason: SyncReason) -> None:
         _queue(entry, inputs, scalars, lines, outputs)
         if recorder.awaited:
             _fetch_awaited()
+        if then is not None:
+            then()
     # Last: what listeners record or read belongs to the next program.
     _tell(entry, reason, known, len(outputs), record_s, began)
 
@@ -120,12 +127,16 @@ def _queue(
     entry.latest = scalars
     # As it is now: a scope that is left before the program runs still counts.
     policy = TierPolicy.current()
+    made = [*outputs, *(inputs[i] for i in entry.written)]
     previous = _previous_outputs(entry, outputs, policy)
-    job = executor.submit(lambda: _run(entry, inputs, scalars, lines, outputs, previous, policy), wait=False)
-    for buffer in previous:
-        # Moved before the program runs; whoever reads it waits for that.
-        buffer.job = job
-    for buffer in (*outputs, *(inputs[i] for i in entry.written)):
+    run = lambda: _run(entry, inputs, scalars, lines, outputs, previous, policy)  # noqa: E731
+    job = executor.submit(run, Uses(inputs, made), wait=False)
+    for reference in previous:
+        # Moved before the program runs, if it is still alive then; whoever reads it waits for that.
+        buffer = reference()
+        if buffer is not None:
+            buffer.job = job
+    for buffer in made:
         buffer.views = None
         buffer.job = job
     for buffer, number in zip(outputs, entry.program.outputs, strict=True):
@@ -137,28 +148,21 @@ def replay(
 ) -> list[Buffer]:
     """Queue a known program on these buffers and numbers, without recording it; returns the buffers of its outputs,
     which are new ones except for those to be `reused`."""
-    cut(SyncReason.JIT)
     began = time.perf_counter()
-    _make_room()
-    with span("sync", 0, "replay"), recorder.lock:
-        # Whatever was recorded meanwhile.
-        cut(SyncReason.JIT)
-        outputs = [reused.get(i) or new_buffer(spec, 0) for i, (_, spec) in enumerate(entry.outputs)]
-        _queue(entry, inputs, scalars, {}, outputs)
+    outputs = [reused.get(i) or new_buffer(spec, 0) for i, (_, spec) in enumerate(entry.outputs)]
+    cut(SyncReason.JIT, then=lambda: _queue(entry, inputs, scalars, {}, outputs))
     _tell(entry, SyncReason.JIT, True, len(outputs), 0.0, began)
     return outputs
 
 
-def _previous_outputs(entry: CachedProgram, outputs: list[Buffer], policy: TierPolicy) -> list[Buffer]:
-    """Outputs of the program's last execution that are still alive: a captured program would write over them."""
+def _previous_outputs(entry: CachedProgram, outputs: list[Buffer], policy: TierPolicy) -> list[weakref.ref[Buffer]]:
+    """Outputs of the program's last execution, which a captured program would write over. Those that are outputs again
+    are meant to be."""
     if policy.captures == "off" or graphs_of(entry.program.device) is None:
         return []
-    previous = held_elsewhere(entry.last_outputs)
-    entry.last_outputs = list(outputs)
-    if not previous:
-        return previous
-    reused = {id(buffer) for buffer in outputs}
-    return [buffer for buffer in previous if id(buffer) not in reused]
+    previous: list[weakref.ref[Buffer]] = entry.last_outputs
+    entry.last_outputs = [weakref.ref(buffer) for buffer in outputs]
+    return [old for old, new in zip(previous, outputs, strict=True) if old() is not new] if previous else []
 
 
 def _tell(entry: CachedProgram, reason: SyncReason, known: bool, outputs: int, record_s: float, began: float) -> None:
@@ -178,22 +182,6 @@ def _fetch_awaited() -> None:
         item.queue()
 
 
-def _make_room() -> None:
-    """Wait while the queue is full, without the lock: the worker may need it to go on."""
-    if executor.has_room():
-        return
-    lock: Any = recorder.lock
-    if not lock._is_owned():
-        executor.wait_for_room()
-        return
-    # Inside a kernel or a read. Whoever comes here looks at the recorder anew afterwards.
-    held = lock._release_save()
-    try:
-        executor.wait_for_room()
-    finally:
-        lock._acquire_restore(held)
-
-
 def _keep_tree_bounded() -> None:
     keep_bounded(_MOST_SPECS)
     tree = recorder.tree
@@ -210,14 +198,8 @@ def _keep_tree_bounded() -> None:
     emit(PruneEvent(before, tree.size))
 
 
-def _bound_changed() -> None:
-    with recorder.lock:
-        cut(SyncReason.BOUND)
-        recorder.reset()
-
-
 pending_full.add(lambda: cut(SyncReason.BOUND))
-settings.watch("pending_bound", _bound_changed)
+settings.watch("pending_bound", lambda: cut(SyncReason.BOUND, then=recorder.reset))
 
 
 # ---- on the executor's thread -------------------------------------------------------------------------------------
@@ -229,12 +211,13 @@ def _run(
     scalars: list[object],
     lines: dict[int, Source],
     outputs: list[Buffer],
-    previous: list[Buffer],
+    previous: list[weakref.ref[Buffer]],
     policy: TierPolicy,
 ) -> None:
     """Run one program and install its results."""
+    told: list[ExecuteEvent] = []
     try:
-        outcome = execute_entry(entry, _arguments(entry.program, inputs, scalars, lines), policy, previous)
+        outcome = execute_entry(entry, _arguments(entry.program, inputs, scalars, lines), policy, told.append, previous)
     except BaseException as error:  # a backend's SystemExit, too: nobody else would hear of it on this thread
         outcome = _all_lost(entry, error)
     for position, data in outcome.replaced.items():
@@ -249,6 +232,10 @@ def _run(
             buffer.data = result
             buffer.error = None
             memory.hold(buffer, maker)
+    # Last: listeners may record and read, also what comes of these results.
+    executor.complete()
+    for event in told:
+        emit(event)
 
 
 def _all_lost(entry: CachedProgram, error: BaseException) -> Outcome:
@@ -331,8 +318,8 @@ def _read(buffer: Buffer, spec: Spec, use: Callable[[torch.Tensor], Result]) -> 
         if buffer.job is job:
             return _use(buffer, spec, use), wait_s
         # Another thread has recorded on it meanwhile, and may go on doing so.
-        future = executor.submit(lambda: use(physical(buffer, spec)), wait=False)
-    return future.result(), wait_s
+        future = executor.submit(lambda: use(physical(buffer, spec)), Uses((buffer,), ()), wait=False)
+    return executor.result_of(future), wait_s
 
 
 def _use(buffer: Buffer, spec: Spec, use: Callable[[torch.Tensor], Result]) -> Result:

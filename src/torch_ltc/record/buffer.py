@@ -41,21 +41,22 @@ class Buffer:
     """
 
     # Defaults on the class and no __init__: one is built per recorded result, and this is the quickest way to build it.
-    number = -1
+    # Every attribute is annotated here: see `_reserve_attributes`.
+    number: int = -1
     spec: Spec
     data: torch.Tensor | BackendData | None = None
     # What `remembered` made of the error that lost it.
     error: tuple[LtcError, weakref.ref[LtcError]] | None = None
     views: dict[Spec, int] | None = None
-    views_base = -1
-    input = -1
+    views_base: int = -1
+    input: int = -1
     # The queued program that defines it or writes to it last.
     job: Future[None] | None = None
     # The program that made it, and the number of its value there.
     maker: tuple[Program, int] | None = None
     # Bytes that a recorded resize will make room for.
-    grown_bytes = 0
-    _identity = 0
+    grown_bytes: int = 0
+    _identity: int = 0
 
     @property
     def identity(self) -> int:
@@ -93,6 +94,22 @@ class Buffer:
         if spec is self.spec and isinstance(data, BackendData):
             return data
         return self.physical(spec, device)
+
+
+def _reserve_attributes() -> None:
+    """Make room in every buffer for all of its attributes.
+
+    CPython gives the instances of a class room for the attributes that the first ones had; an instance that gets more is
+    given a dictionary. In Python 3.11 making it may run the garbage collector, and with that other threads: one that sets
+    an attribute of the same instance meanwhile makes a second dictionary on the same memory. The worker and the user's
+    thread both set attributes.
+    """
+    first = Buffer()
+    for name in Buffer.__annotations__:
+        setattr(first, name, None)
+
+
+_reserve_attributes()
 
 
 def new_buffer(spec: Spec, number: int = -1, data: torch.Tensor | None = None) -> Buffer:

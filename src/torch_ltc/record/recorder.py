@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -156,6 +157,23 @@ class Recorder:
         self.torch_state = state
         self.tree.select(state)
         self.node = self.tree.root
+
+    @contextmanager
+    def unlocked(self) -> Iterator[None]:
+        """Let others record meanwhile: around every wait for a worker, which may need the lock to go on.
+
+        Whoever waits while a caller of theirs holds the lock (a listener, inside a kernel or a read) finds the pending
+        program changed afterwards.
+        """
+        lock: Any = self.lock
+        if not lock._is_owned():
+            yield
+            return
+        held = lock._release_save()
+        try:
+            yield
+        finally:
+            lock._acquire_restore(held)
 
     @property
     def empty(self) -> bool:

@@ -69,6 +69,10 @@ _SILENT_VIEWS = frozenset(
 )
 
 
+# Arguments by which autograd says which gradients it asks for.
+_MASKS = ("output_mask", "grad_input_mask", "mask")
+
+
 class CannotInfer(Exception):
     """The shape of this call's results cannot be known without running it; the text says why."""
 
@@ -107,6 +111,24 @@ class ShapeCall:
         value = self.args[position] if position < len(self.args) else self.kwargs.get(named)
         items = value if isinstance(value, (list, tuple)) else (value,)
         return [int(item) for item in items if isinstance(item, OperandIndex)]
+
+    def has_undefined_gradient(self) -> bool:
+        """True when autograd passes None for a tensor that the schema asks for, or for all gradients of the results."""
+        gradients: list[object] = []
+        for argument, value in zip(self.op._schema.arguments, self.args, strict=False):
+            kind = str(argument.type)
+            if value is None and kind == "Tensor":
+                return True
+            if kind == "Optional[Tensor]" and argument.name.startswith("grad"):
+                gradients.append(value)
+        return bool(gradients) and all(value is None for value in gradients)
+
+    def gradient_mask(self) -> Sequence[bool] | None:
+        """The argument by which autograd says which gradients it asks for, if there is one."""
+        for argument, value in zip(self.op._schema.arguments, self.args, strict=False):
+            if argument.name in _MASKS and isinstance(value, (list, tuple)):
+                return value
+        return None
 
 
 _memo: dict[object, Inferred] = {}
@@ -202,11 +224,13 @@ def _can_run_on_cpu(call: ShapeCall) -> bool:
 
 
 def _needs_real_checks(call: ShapeCall) -> bool:
-    """True when eager checks what meta kernels do not: dtypes of products and indices, memory overlap of what is
-    written."""
+    """True when eager checks what meta kernels do not: undefined gradients, dtypes of products and indices, memory
+    overlap of what is written."""
     specs, groups = call.specs, call.groups
     if call.op.namespace != "aten":
         return False
+    if call.has_undefined_gradient():
+        return True
     if call.name == "aten::embedding" and specs[-1].dtype.is_floating_point:
         # The meta kernel of torch 2.11 takes any indices.
         return True
@@ -248,8 +272,18 @@ def run_on(device: str, call: ShapeCall) -> Inferred:
     # Grad mode on, as in the executor: some kernels return more when it is.
     with torch.enable_grad():
         out = FORMULAS.get(call.op, call.op)(*args, **kwargs)
+    if device == "meta":
+        out = _without_masked(call, out)
     resized = tuple((i, spec_of(t)) for i, t in enumerate(operands) if spec_of(t) is not call.specs[i])
     return Inferred(_classify(call, out), resized)
+
+
+def _without_masked(call: ShapeCall, out: Any) -> Any:
+    """The results without the gradients that nobody asked for: some meta kernels do not look at the mask."""
+    mask = call.gradient_mask()
+    if mask is None or any(declared.alias_info is not None for declared in call.op._schema.returns):
+        return out
+    return tuple(value if wanted else None for value, wanted in zip(out, mask, strict=True))
 
 
 def stand_ins(specs: Sequence[Spec], groups: Sequence[int], device: str, fill_value: int = 0) -> list[torch.Tensor]:

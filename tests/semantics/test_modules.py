@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -109,6 +110,94 @@ def test_buffers_and_dtype_move_with_the_module() -> None:
     assert model.num_batches_tracked.device.type == "ltc"
     model(torch.ones(4, 3, dtype=torch.float64, device="ltc"))
     assert model.num_batches_tracked.item() == 1
+
+
+CONVERSIONS: dict[str, Callable[[nn.Module], object]] = {
+    "cpu": lambda m: m.cpu(),
+    "cpu and half": lambda m: m.to("cpu", torch.float16),
+    "the same device": lambda m: m.to("ltc"),
+    "float": lambda m: m.float(),
+    "half": lambda m: m.half(),
+    "memory format": lambda m: m.to(memory_format=torch.channels_last),
+}
+
+
+@pytest.mark.parametrize("name", CONVERSIONS)
+def test_a_module_is_converted_while_its_graph_is_alive(name: str) -> None:
+    model = nn.Linear(3, 3)
+    expected, x = copy.deepcopy(model), torch.randn(2, 3)
+    optimizer = torch.optim.SGD(model.to("ltc").parameters(), lr=0.5)
+    weight = model.weight
+    weight.name_of_mine = "kept"  # type: ignore[attr-defined]
+    alive, reference = model(lazy(x)), weakref.ref(weight)
+    CONVERSIONS[name](model)
+    assert reference() is weight is model.weight
+    assert weight.name_of_mine == "kept"  # type: ignore[attr-defined]
+    expected.to(weight.dtype)
+    for module, device in ((model, weight.device), (expected, torch.device("cpu"))):
+        module(x.to(device, weight.dtype)).sum().backward()
+    assert weight.grad is not None
+    assert weight.grad.device == weight.device
+    torch.testing.assert_close(weight.grad.cpu(), expected.weight.grad)
+    optimizer.step()
+    torch.testing.assert_close(weight.detach().cpu(), (expected.weight - 0.5 * expected.weight.grad).detach())
+    assert alive.cpu().shape == (2, 3)
+
+
+def test_backward_after_a_conversion_within_the_device() -> None:
+    model, x = nn.Linear(3, 3), torch.randn(2, 3)
+    expected = copy.deepcopy(model)
+    expected(x).sum().backward()
+    loss = model.to("ltc")(lazy(x)).sum()
+    model.to("ltc")
+    loss.backward()
+    assert_same(model.weight.grad, expected.weight.grad)
+
+
+def test_hooks_of_a_parameter_move_with_it() -> None:
+    model, seen = nn.Linear(3, 3), []
+    model.weight.register_hook(lambda gradient: seen.append(gradient.device.type))
+    model.weight.register_post_accumulate_grad_hook(lambda parameter: seen.append(parameter.grad.device.type))  # type: ignore[union-attr]
+    model.to("ltc")(torch.ones(2, 3, device="ltc")).sum().backward()
+    model.cpu()(torch.ones(2, 3)).sum().backward()
+    assert seen == ["ltc", "ltc", "cpu", "cpu"]
+
+
+WITH_STATE: dict[str, Callable[[], nn.Module]] = {
+    "weight norm": lambda: nn.utils.weight_norm(nn.Linear(3, 3)),
+    "parametrized weight norm": lambda: nn.utils.parametrizations.weight_norm(nn.Linear(3, 3)),
+    "spectral norm": lambda: nn.utils.spectral_norm(nn.Linear(3, 3)).eval(),
+    "scripted": lambda: torch.jit.script(nn.Sequential(nn.Linear(3, 3), nn.ReLU())),
+    "traced": lambda: torch.jit.trace(nn.Linear(3, 3), torch.ones(2, 3)),
+    "recurrent": lambda: nn.Sequential(nn.LSTM(3, 3), nn.Identity()),
+}
+
+
+@pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm`:FutureWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("name", WITH_STATE)
+def test_a_module_moves_there_and_back_between_forwards(name: str) -> None:
+    def first(out: object) -> Tensor:
+        return out if isinstance(out, Tensor) else first(out[0])  # type: ignore[index]
+
+    model, x = WITH_STATE[name](), torch.randn(2, 3)
+    expected = first(model(x))
+    there = first(model.to("ltc")(lazy(x)))
+    torch.testing.assert_close(there.cpu(), expected)
+    assert_same(first(model.cpu()(x)), expected)
+
+
+def test_data_of_a_tensor_is_replaced_by_that_of_another_device() -> None:
+    tensor = torch.zeros(3, device="ltc") + 1
+    pending = tensor * 2
+    tensor.data = torch.full((2,), 5.0)
+    assert tensor.device.type == "cpu"
+    assert tensor.tolist() == [5.0, 5.0]
+    tensor.data = pending
+    assert tensor.device.type == "ltc"
+    assert (tensor + 1).tolist() == [3.0, 3.0, 3.0]
+    with pytest.raises(RuntimeError, match="incompatible tensor type"):
+        tensor.data = torch.eye(3).to_sparse()
 
 
 def test_moving_other_modules_leaves_pytorchs_own_behaviour() -> None:

@@ -105,7 +105,13 @@ def register_kernels() -> None:
         kernel = kernel_for(op)
         if kernel is not None:
             aten.impl(op.name(), "PrivateUse1", kernel, False)
-    for name, kernel in {**random_ops.COMPOSITES, **cpu_composites.COMPOSITES, **recurrent.COMPOSITES}.items():
+    composites: dict[str, Any] = {
+        **copies.COMPOSITES,
+        **random_ops.COMPOSITES,
+        **cpu_composites.COMPOSITES,
+        **recurrent.COMPOSITES,
+    }
+    for name, kernel in composites.items():
         for key in ("AutogradPrivateUse1", "PrivateUse1"):
             aten.impl(name, key, kernel, False)
     for name, kernel in composite_ops.COMPOSED.items():

@@ -207,9 +207,6 @@ table.add(
     Patch("torch.TypedStorage.__reduce__", _STORAGE, "pickling typed storages", _CALLERS),
     *(Patch(f"torch.UntypedStorage.{name}", _REFUSED, "a crash instead of an error", _CALLERS) for name in (
         "fill_", "resize_", "share_memory_", "__setitem__", "_write_file", "byteswap")),
-    Patch("torch.nn.Module._apply", "moves to and from the device keep the parameter objects",
-          "tied weights, optimizers "
-          "made before `.to('ltc')`", _STABLE, check=takes("self", "fn", "recurse")),
     Patch("torch.nn.modules.linear_cross_entropy_options.LinearCrossEntropyOptions._adjust",
           "chooses its partial sums for the physical device", "`linear_cross_entropy`", since=(2, 13)),
     Patch("torch.Generator", "`torch.Generator(device='ltc')`; `isinstance` holds for all generators",

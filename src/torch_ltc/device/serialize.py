@@ -104,8 +104,19 @@ def _reduce(storage: Any, buffer: Buffer) -> Any:
 
 @_on_buffer("data_ptr")
 def _data_ptr(storage: Any, buffer: Buffer) -> int:
-    # Libraries find shared storages by comparing pointers: a number that tells buffers apart, and no address.
-    return buffer.identity << 6
+    return buffer.address()
+
+
+@_on_buffer("_write_file")
+def _write_file(storage: Any, buffer: Buffer, *args: Any) -> Any:
+    return _to_cpu(buffer)._write_file(*args)
+
+
+@_on_buffer("_set_from_file")
+def _set_from_file(storage: Any, buffer: Buffer, *args: Any) -> Any:
+    loaded = torch.UntypedStorage(buffer.size_bytes, device="cpu")
+    loaded._set_from_file(*args)
+    return storage.copy_(loaded)
 
 
 def _refuse(name: str) -> None:
@@ -117,7 +128,7 @@ def _refuse(name: str) -> None:
         )
 
 
-for _name in ("fill_", "resize_", "share_memory_", "__setitem__", "_write_file", "byteswap"):
+for _name in ("fill_", "resize_", "share_memory_", "__setitem__", "byteswap"):
     _refuse(_name)
 
 

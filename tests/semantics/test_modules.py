@@ -263,3 +263,34 @@ def test_tensor_moves() -> None:
     x.fill_(5)
     assert moved.tolist() == [0.0, 1.0, 2.0]
     torch_ltc.sync()
+
+
+LAZY: dict[str, tuple[Callable[[], nn.Module], int]] = {
+    "linear": (lambda: nn.LazyLinear(3), 0),
+    **{f"convolution {n}d": ((lambda n=n: getattr(nn, f"LazyConv{n}d")(3, 2)), n) for n in (1, 2, 3)},
+    **{f"transposed {n}d": ((lambda n=n: getattr(nn, f"LazyConvTranspose{n}d")(3, 2)), n) for n in (1, 2, 3)},
+    **{f"batch norm {n}d": ((lambda n=n: getattr(nn, f"LazyBatchNorm{n}d")()), n) for n in (1, 2, 3)},
+    **{f"instance norm {n}d": ((lambda n=n: getattr(nn, f"LazyInstanceNorm{n}d")(affine=True)), n) for n in (1, 2, 3)},
+}
+
+
+@pytest.mark.parametrize("name", LAZY)
+@pytest.mark.filterwarnings("ignore:Lazy modules are a new feature:UserWarning")
+def test_a_lazy_module_materializes_on_the_device(name: str) -> None:
+    make, dims = LAZY[name]
+    x = torch.randn(2, 4, *([5] * dims))
+    expected, ours = make(), make().to("ltc")
+    weight = ours.weight
+    for module, given in ((expected, x), (ours, lazy(x))):
+        torch.manual_seed(0)
+        module(given).sum().backward()
+    assert ours.weight is weight
+    assert {tensor.device.type for tensor in ours.state_dict().values()} == {"ltc"}
+    for mine, theirs in zip(ours.parameters(), expected.parameters(), strict=True):
+        assert_same(mine, theirs)
+        torch.testing.assert_close(mine.grad.cpu(), theirs.grad)  # type: ignore[union-attr]
+    loaded = make().to("ltc")
+    loaded.load_state_dict(expected.state_dict())
+    assert_same(loaded.weight, expected.weight)
+    assert loaded.weight.device.type == "ltc"
+    assert make().to("ltc").half().cpu().weight.dtype is torch.float16

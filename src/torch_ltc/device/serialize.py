@@ -119,17 +119,19 @@ def _set_from_file(storage: Any, buffer: Buffer, *args: Any) -> Any:
     return storage.copy_(loaded)
 
 
-def _refuse(name: str) -> None:
+def _refuse(name: str, hint: str) -> None:
     @_on_buffer(name)
     def refused(storage: Any, buffer: Buffer, *args: Any, **kwargs: Any) -> Any:
         raise DataAccessError(
-            f"UntypedStorage.{name} needs memory that a storage of the ltc device does not have",
-            hint="work on the tensor, or on tensor.cpu()",
+            f"UntypedStorage.{name} needs memory that a storage of the ltc device does not have", hint=hint
         )
 
 
-for _name in ("fill_", "resize_", "share_memory_", "__setitem__", "byteswap"):
-    _refuse(_name)
+for _name in ("fill_", "resize_", "__setitem__", "byteswap"):
+    _refuse(_name, "work on the tensor, or on tensor.cpu()")
+# The last two are what a queue or a pipe of `torch.multiprocessing` asks for.
+for _name in ("share_memory_", "_share_fd_cpu_", "_share_filename_cpu_"):
+    _refuse(_name, "share tensor.cpu() between processes, and move it with .to('ltc') in each of them")
 
 
 @replaces("torch.TypedStorage.__reduce__")

@@ -208,7 +208,8 @@ table.add(
         "__new__", "_write_file", "_set_from_file")),
     Patch("torch.TypedStorage.__reduce__", _STORAGE, "pickling typed storages", _CALLERS),
     *(Patch(f"torch.UntypedStorage.{name}", _REFUSED, "a crash instead of an error", _CALLERS) for name in (
-        "fill_", "resize_", "share_memory_", "__setitem__", "byteswap")),
+        "fill_", "resize_", "share_memory_", "__setitem__", "byteswap", "_share_fd_cpu_",
+        "_share_filename_cpu_")),
     *(Patch(f"torch._C.{name}", _ARCHIVE, "TorchScript archives have no weights", _CALLERS) for name in (
         "ScriptModule.save", "ScriptModule.save_to_buffer", "ScriptModule._save_for_mobile",
         "ScriptModule._save_to_buffer_for_mobile", "ScriptFunction.save", "ScriptFunction.save_to_buffer",

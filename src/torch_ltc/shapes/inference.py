@@ -69,6 +69,8 @@ _SILENT_VIEWS = frozenset(
 )
 
 
+_QUANTIZED = frozenset({torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4})
+
 # Arguments by which autograd says which gradients it asks for.
 _MASKS = ("output_mask", "grad_input_mask", "mask")
 
@@ -159,6 +161,8 @@ def clear_inference_cache() -> None:
 
 
 def _infer(call: ShapeCall) -> Inferred:
+    if any(isinstance(value, torch.dtype) and value in _QUANTIZED for value in (*call.args, *call.kwargs.values())):
+        raise CannotInfer("its result is quantized")
     meta: Inferred | None = None
     meta_error: Exception | None = None
     checked = call.name in _REFUSES_NUMBERS or _needs_real_checks(call)
@@ -336,7 +340,7 @@ def _classify_one(value: object, aliased: list[int], write: bool, owners: dict[i
         return Return(ReturnKind.NOTHING)
     if not isinstance(value, torch.Tensor):
         return Return(ReturnKind.CONSTANT, constant=value)
-    if value.layout is not torch.strided or value.is_quantized or value.is_mkldnn:
+    if value.layout is not torch.strided or value.is_quantized or value.is_mkldnn or value.is_nested:
         raise CannotInfer(f"its result is not a plain strided tensor (layout {value.layout})")
     if aliased:
         kind = ReturnKind.SAME if write else ReturnKind.VIEW

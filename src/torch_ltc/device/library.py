@@ -7,7 +7,16 @@ from typing import Any
 
 import torch
 
-from torch_ltc.device import composite_ops, copies, cpu_composites, other_layouts, random_ops, recurrent, views
+from torch_ltc.device import (
+    composite_ops,
+    copies,
+    cpu_composites,
+    other_layouts,
+    random_ops,
+    recurrent,
+    views,
+    widened_ops,
+)
 from torch_ltc.device.fallback import run_eagerly
 from torch_ltc.device.kernels import Kernel, make_kernel, record
 from torch_ltc.pytorch.patches import registers
@@ -62,6 +71,7 @@ def kernel_for(op: OpOverload) -> Kernel | None:
         **random_ops.KERNELS,
         **cpu_composites.KERNELS,
         **other_layouts.KERNELS,
+        **widened_ops.KERNELS,
         **composite_ops.KERNELS,
     }
     if name in special:

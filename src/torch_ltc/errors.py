@@ -135,6 +135,15 @@ class UnsupportedLayoutError(LtcError, NotImplementedError):
     """
 
 
+class OtherAcceleratorError(LtcError):
+    """A backward pass went through tensors of a GPU that are not the device's own.
+
+    When: at `backward()` or `torch.autograd.grad` of CUDA tensors in a process that has imported `torch_ltc`: PyTorch's
+    autograd engine knows one accelerator, and that is `ltc` then. What to do: put the model on `ltc` with
+    `LTC_TS_CUDA=1`, which runs its programs on the GPU, or train in a process without `torch_ltc`.
+    """
+
+
 class BackendError(LtcError):
     """Base of the errors of backends.
 

@@ -188,7 +188,7 @@ _REFUSED = "refuses what needs memory that a storage of the device does not have
 _ARCHIVE = "gives storages of the device their size while they are serialized or loaded"
 _ACCELERATOR = "its C++ side expects a caching allocator"
 _DTYPE = "runs what is pending, and forgets programs that were recorded under the old one"
-_BACKWARD = "raises an error that left a hook, which the device's guard has put aside"
+_BACKWARD = "raises an error that left a hook, which the device's guard has put aside; explains a failure on a GPU"
 table.add(
     Patch("torch.Tensor.data",
           "assigning it changes what a tensor looks at ([0002](decisions/0002-state-on-the-storage.md))",

@@ -73,6 +73,6 @@ def test_a_failure_on_tensors_of_a_gpu_is_explained(condition: str, way: str) ->
 def test_other_errors_of_a_backward_pass_stay_as_they_are() -> None:
     for text in ("something INTERNAL ASSERT FAILED at csrc/autograd/engine.cpp", "no luck with the _stream"):
         loss = _Failing.apply(torch.ones(2, requires_grad=True), text).sum()  # type: ignore[no-untyped-call]
-        with pytest.raises(RuntimeError, match="INTERNAL|luck") as raised:
+        with pytest.raises(RuntimeError, match=r"INTERNAL|luck") as raised:
             loss.backward()
         assert type(raised.value) is RuntimeError

@@ -111,13 +111,15 @@ def _on_physical_device(tensor: torch.Tensor) -> torch.Tensor:
             hint="use layout=torch.jagged, or make it on the CPU",
         )
     by_rows = tensor.layout in (torch.sparse_csr, torch.sparse_bsr)
-    parts = (
-        tensor.crow_indices() if by_rows else tensor.ccol_indices(),
-        tensor.col_indices() if by_rows else tensor.row_indices(),
-        tensor.values(),
+    device = physical_device()
+    return torch.sparse_compressed_tensor(
+        (tensor.crow_indices() if by_rows else tensor.ccol_indices()).to(device),
+        (tensor.col_indices() if by_rows else tensor.row_indices()).to(device),
+        tensor.values().to(device),
+        size=tensor.size(),
+        layout=tensor.layout,
+        check_invariants=False,
     )
-    there = [part.to(physical_device()) for part in parts]
-    return torch.sparse_compressed_tensor(*there, tensor.size(), layout=tensor.layout, check_invariants=False)
 
 
 def _names_device(leaf: object) -> bool:

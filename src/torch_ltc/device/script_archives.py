@@ -28,7 +28,9 @@ class _StorageSizes(TorchDispatchMode):
     """Gives storages of the device their size in C++ when they are serialized or loaded; `changed` when one that is
     serialized did not have it."""
 
-    changed = False
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.changed = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is aten.set_.source_Storage_storage_offset:

@@ -131,6 +131,23 @@ class DataAccessError(LtcError):
     """
 
 
+class UnsupportedLayoutError(LtcError, NotImplementedError):
+    """A tensor was asked for whose layout the device does not hold: sparse, quantized, or nested and strided.
+
+    When: at the call that would make it, as the backward of an embedding with `sparse=True`. What to do: the message
+    names the dense form of the call; tensors of these layouts work on the CPU.
+    """
+
+
+class OtherAcceleratorError(LtcError):
+    """A backward pass went through tensors of a GPU that are not the device's own.
+
+    When: at `backward()` or `torch.autograd.grad` of CUDA tensors in a process that has imported `torch_ltc`: PyTorch's
+    autograd engine knows one accelerator, and that is `ltc` then. What to do: put the model on `ltc` with
+    `LTC_TS_CUDA=1`, which runs its programs on the GPU, or train in a process without `torch_ltc`.
+    """
+
+
 class BackendError(LtcError):
     """Base of the errors of backends.
 

@@ -89,7 +89,7 @@ class CachedProgram:
         # and those of this program alone; see `specialization_cache`.
         self.shared: Any = None
         self.own: Any = None
-        # How it is captured (see `execute/capture.py`), and weak references to the buffers that its last execution was to fill.
+        # How it is captured (see `execute/capture.py`), and weak references to the buffers of its last execution.
         self.capture: Any = None
         self.last_outputs: list[Any] = []
         self.values: tuple[int, ...] = ()

@@ -214,6 +214,18 @@ def pin_memory(source: torch.Tensor, device: torch.device | None = None) -> torc
     return pinned
 
 
+def has_compatible_type(tensor: torch.Tensor, source: torch.Tensor) -> bool:
+    """Kernel of `aten::_has_compatible_shallow_copy_type`: True when `tensor.data = source` is possible.
+
+    PyTorch has a list of devices whose tensors may take the place of each other, and this one is not on it: it would
+    make new parameters when a module moves here, so that tied weights come untied, and an optimizer that was made
+    before keeps the old ones. The tensors are of the same class in C++, as all plain ones are.
+    """
+    return all(t.layout is torch.strided and not (t.is_quantized or t.is_nested) for t in (tensor, source))
+
+
+COMPOSITES = {"aten::_has_compatible_shallow_copy_type": has_compatible_type}
+
 KERNELS = {
     "aten::empty.memory_format": empty,
     "aten::empty_strided": empty_strided,

@@ -149,15 +149,7 @@ def pack_padded_sequence(
     return torch.cat(parts), torch.tensor(batches, dtype=torch.int64, device="cpu")
 
 
-def embedding_sparse_backward(grad: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """Kernel of `aten::embedding_sparse_backward`: the device holds no sparse gradients."""
-    raise NotImplementedError(
-        "nn.Embedding(sparse=True) has a sparse gradient, which the ltc device cannot hold: use sparse=False"
-    )
-
-
 KERNELS: dict[str, Kernel] = {"aten::_pack_padded_sequence": pack_padded_sequence}
 COMPOSITES: dict[str, Kernel] = {
     "aten::scaled_dot_product_attention": scaled_dot_product_attention,
-    "aten::embedding_sparse_backward": embedding_sparse_backward,
 }

@@ -1,9 +1,4 @@
-"""Functions and classes of PyTorch that must know the device: moves of modules, generators, `torch.accelerator`.
-
-PyTorch makes new parameters when a module moves to a device of this kind: tied weights come untied, and an optimizer
-that was made before keeps the old ones. It can swap the contents of a parameter instead; that is asked for here, for
-moves to and from the device only, so that parameters stay the objects they are, as when moving to a GPU.
-"""
+"""Functions and classes of PyTorch that must know the device: generators, `torch.accelerator`."""
 
 from __future__ import annotations
 
@@ -20,28 +15,6 @@ from torch_ltc.pytorch.private import PhysicalGenerator
 from torch_ltc.record.buffer import physical_device
 
 # ---- modules ------------------------------------------------------------------------------------------------------
-
-
-def _involves_device(module: torch.nn.Module, convert: Callable[[torch.Tensor], torch.Tensor]) -> bool:
-    if any(parameter.device.type == "ltc" for parameter in module.parameters()):
-        return True
-    return convert(torch.empty(0, device="cpu")).device.type == "ltc"
-
-
-@replaces("torch.nn.Module._apply")
-def _keeping_parameters(original: Any) -> Any:
-    future = torch.__future__
-
-    def apply(self: torch.nn.Module, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
-        if future.get_swap_module_params_on_conversion() or not _involves_device(self, fn):
-            return original(self, fn, recurse)
-        future.set_swap_module_params_on_conversion(True)
-        try:
-            return original(self, fn, recurse)
-        finally:
-            future.set_swap_module_params_on_conversion(False)
-
-    return apply
 
 
 @replaces("torch.nn.modules.linear_cross_entropy_options.LinearCrossEntropyOptions._adjust")

@@ -50,6 +50,7 @@ PhysicalGenerator = torch._C.Generator
 DispatchKey = torch._C.DispatchKey
 DispatchKeySet = torch._C.DispatchKeySet
 META = DispatchKeySet(DispatchKey.Meta)
+COMPRESSED = DispatchKeySet(DispatchKey.SparseCsrCPU)
 # After `use_meta(True)` on a thread, operators on device tensors run their meta kernels there: views become aliases
 # that nobody records. Call it in a `try` whose `finally` calls `include_key(META_KEY, False)`, which takes out what
 # came with it, and then `use_meta(False)`, which takes out the backend: in this order the thread's keys are as before.

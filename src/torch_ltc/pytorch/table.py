@@ -184,16 +184,18 @@ _COPY = "the value number must not travel with a copy"
 _POINTER = "refuses instead of handing out a null pointer"
 _STORAGE = "copying, saving, pickling, comparing storages of the device"
 _REFUSED = "refuses what needs memory that a storage of the device does not have"
+_ARCHIVE = "gives storages of the device their size while they are serialized or loaded"
 _ACCELERATOR = "its C++ side expects a caching allocator"
 _SWITCH = "what was recorded before runs with the old value ([switches](switches.md))"
-_BACKWARD = "raises an error that left a hook, which the device's guard has put aside"
+_BACKWARD = "raises an error that left a hook, which the device's guard has put aside; explains a failure on a GPU"
 table.add(
     Patch("torch.Tensor.data",
           "assigning it changes what a tensor looks at ([0002](decisions/0002-state-on-the-storage.md))",
           "a tensor reads its old value", _STABLE, check=_is_descriptor),
     Patch("torch.Tensor.__deepcopy__", _COPY, "a copy reads another value", _STABLE, check=takes("self", "memo")),
     Patch("torch._utils._get_obj_state", _COPY, "a loaded tensor reads another value", check=takes("obj")),
-    Patch("torch.Tensor.data_ptr", _POINTER, "libraries crash", _STABLE),
+    Patch("torch.Tensor.data_ptr", "a number that tells which tensors share memory, and where; no address",
+          "saving of shared tensors", _STABLE),
     Patch("torch.Tensor.__dlpack__", _POINTER, "libraries crash", _STABLE),
     Patch("torch.utils.dlpack.to_dlpack", _POINTER, "libraries crash", _STABLE),
     Patch("torch.to_dlpack", _POINTER, "libraries crash", _STABLE),
@@ -202,13 +204,16 @@ table.add(
     *(Patch(f"torch.UntypedStorage.{name}", _STORAGE, "`torch.save`, pickle, `copy.deepcopy`", _CALLERS) for name in (
         "nbytes", "__len__", "cpu", "clone", "tolist", "__getitem__", "__repr__", "__reduce__", "data_ptr", "to",
                  "copy_",
-        "__new__")),
+        "__new__", "_write_file", "_set_from_file")),
     Patch("torch.TypedStorage.__reduce__", _STORAGE, "pickling typed storages", _CALLERS),
     *(Patch(f"torch.UntypedStorage.{name}", _REFUSED, "a crash instead of an error", _CALLERS) for name in (
-        "fill_", "resize_", "share_memory_", "__setitem__", "_write_file", "byteswap")),
-    Patch("torch.nn.Module._apply", "moves to and from the device keep the parameter objects",
-          "tied weights, optimizers "
-          "made before `.to('ltc')`", _STABLE, check=takes("self", "fn", "recurse")),
+        "fill_", "resize_", "share_memory_", "__setitem__", "byteswap", "_share_fd_cpu_",
+        "_share_filename_cpu_")),
+    *(Patch(f"torch._C.{name}", _ARCHIVE, "TorchScript archives have no weights", _CALLERS) for name in (
+        "ScriptModule.save", "ScriptModule.save_to_buffer", "ScriptModule._save_for_mobile",
+        "ScriptModule._save_to_buffer_for_mobile", "ScriptFunction.save", "ScriptFunction.save_to_buffer",
+        "ScriptModuleSerializer.serialize", "import_ir_module", "import_ir_module_from_buffer",
+        "_import_ir_module_from_package", "_save_jit_module", "_save_jit_module_to_bytes")),
     Patch("torch.nn.modules.linear_cross_entropy_options.LinearCrossEntropyOptions._adjust",
           "chooses its partial sums for the physical device", "`linear_cross_entropy`", since=(2, 13)),
     Patch("torch.Generator", "`torch.Generator(device='ltc')`; `isinstance` holds for all generators",

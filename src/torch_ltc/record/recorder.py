@@ -466,6 +466,9 @@ class Recorder:
         """The returns of the call by shape rule, or None."""
         if operator.rule is None:
             return None
+        for position in operator.required:
+            if operands.shape_args[position] is None:
+                return None
         specs, groups = self.path_values.of(operands.operands, groups=bool(operator.written))
         return apply_rule(operator.rule, operands.shape_args, specs, groups)
 

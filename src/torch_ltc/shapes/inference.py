@@ -69,6 +69,12 @@ _SILENT_VIEWS = frozenset(
 )
 
 
+_QUANTIZED = frozenset({torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4})
+
+# Arguments by which autograd says which gradients it asks for.
+_MASKS = ("output_mask", "grad_input_mask", "mask")
+
+
 class CannotInfer(Exception):
     """The shape of this call's results cannot be known without running it; the text says why."""
 
@@ -108,6 +114,24 @@ class ShapeCall:
         items = value if isinstance(value, (list, tuple)) else (value,)
         return [int(item) for item in items if isinstance(item, OperandIndex)]
 
+    def has_undefined_gradient(self) -> bool:
+        """True when autograd passes None for a tensor that the schema asks for, or for all gradients of the results."""
+        gradients: list[object] = []
+        for argument, value in zip(self.op._schema.arguments, self.args, strict=False):
+            kind = str(argument.type)
+            if value is None and kind == "Tensor":
+                return True
+            if kind == "Optional[Tensor]" and argument.name.startswith("grad"):
+                gradients.append(value)
+        return bool(gradients) and all(value is None for value in gradients)
+
+    def gradient_mask(self) -> Sequence[bool] | None:
+        """The argument by which autograd says which gradients it asks for, if there is one."""
+        for argument, value in zip(self.op._schema.arguments, self.args, strict=False):
+            if argument.name in _MASKS and isinstance(value, (list, tuple)):
+                return value
+        return None
+
 
 _memo: dict[object, Inferred] = {}
 
@@ -137,6 +161,8 @@ def clear_inference_cache() -> None:
 
 
 def _infer(call: ShapeCall) -> Inferred:
+    if any(isinstance(value, torch.dtype) and value in _QUANTIZED for value in (*call.args, *call.kwargs.values())):
+        raise CannotInfer("its result is quantized")
     meta: Inferred | None = None
     meta_error: Exception | None = None
     checked = call.name in _REFUSES_NUMBERS or _needs_real_checks(call)
@@ -202,11 +228,13 @@ def _can_run_on_cpu(call: ShapeCall) -> bool:
 
 
 def _needs_real_checks(call: ShapeCall) -> bool:
-    """True when eager checks what meta kernels do not: dtypes of products and indices, memory overlap of what is
-    written."""
+    """True when eager checks what meta kernels do not: undefined gradients, dtypes of products and indices, memory
+    overlap of what is written."""
     specs, groups = call.specs, call.groups
     if call.op.namespace != "aten":
         return False
+    if call.has_undefined_gradient():
+        return True
     if torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled():
         # Some operators refuse to run then.
         return True
@@ -251,8 +279,18 @@ def run_on(device: str, call: ShapeCall) -> Inferred:
     # Grad mode on, as in the executor: some kernels return more when it is.
     with torch.enable_grad():
         out = FORMULAS.get(call.op, call.op)(*args, **kwargs)
+    if device == "meta":
+        out = _without_masked(call, out)
     resized = tuple((i, spec_of(t)) for i, t in enumerate(operands) if spec_of(t) is not call.specs[i])
     return Inferred(_classify(call, out), resized)
+
+
+def _without_masked(call: ShapeCall, out: Any) -> Any:
+    """The results without the gradients that nobody asked for: some meta kernels do not look at the mask."""
+    mask = call.gradient_mask()
+    if mask is None or any(declared.alias_info is not None for declared in call.op._schema.returns):
+        return out
+    return tuple(value if wanted else None for value, wanted in zip(out, mask, strict=True))
 
 
 def stand_ins(specs: Sequence[Spec], groups: Sequence[int], device: str, fill_value: int = 0) -> list[torch.Tensor]:
@@ -305,7 +343,7 @@ def _classify_one(value: object, aliased: list[int], write: bool, owners: dict[i
         return Return(ReturnKind.NOTHING)
     if not isinstance(value, torch.Tensor):
         return Return(ReturnKind.CONSTANT, constant=value)
-    if value.layout is not torch.strided or value.is_quantized or value.is_mkldnn:
+    if value.layout is not torch.strided or value.is_quantized or value.is_mkldnn or value.is_nested:
         raise CannotInfer(f"its result is not a plain strided tensor (layout {value.layout})")
     if aliased:
         kind = ReturnKind.SAME if write else ReturnKind.VIEW

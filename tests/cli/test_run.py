@@ -65,7 +65,7 @@ def test_a_script_trains_on_the_device_and_leaves_a_recording(write: Write, tmp_
     assert recording.command == (script, "--epochs", "3")
     assert recording.steps == 4
     assert {row.source.file for row in recording.syncs} == {script}
-    assert "torch_ltc: 4 steps, 2 programs, " in printed.err
+    assert "torch_ltc: 4 steps, 1 program, " in printed.err
     assert printed.err.rstrip().endswith(f"; see: ltc doctor {record}")
     assert page.stat().st_size > 1000
     assert torch.get_default_device().type == "cpu"
@@ -164,7 +164,7 @@ def test_an_error_that_nobody_read_fails_the_run(write: Write, capsys: Printed) 
         """
         import torch, torch_ltc
 
-        torch.nn.functional.embedding(torch.tensor([9]), torch.ones(2, 2))
+        torch.nn.Embedding(2, 2)(torch.tensor([9]))
         torch_ltc.sync()
         """
     )

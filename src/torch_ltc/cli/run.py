@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import shlex
 import sys
 from collections import Counter
@@ -102,8 +103,10 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _wait(status: int) -> int:
-    """Return when everything that was synced has run; an error that nobody has seen fails the run."""
+    """Return when everything that was recorded has run, as eager would have run it; an error that nobody has seen fails
+    the run."""
     try:
+        api.sync(wait=True)
         api.wait_device_ops()
     except LtcError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -118,10 +121,16 @@ def _finish(options: argparse.Namespace, recording: Recording, status: int) -> i
     try:
         if path is not None:
             write_recording(path, recording)
+    except OSError as error:
+        note(f"cannot write what was recorded: {error}")
+        # Nobody asked for the recording of the last run in the cache folder.
+        status = status if options.record is None else status or 1
+        path = None
+    try:
         if options.report is not None:
             write_report(options.report, recording, findings)
     except OSError as error:
-        note(f"cannot write what was recorded: {error}")
+        note(f"cannot write the report: {error}")
         status = status or 1
     if not options.quiet:
         named = "" if options.record is None else f" {shlex.quote(str(options.record))}"
@@ -148,9 +157,13 @@ def summary(recording: Recording, findings: Sequence[Finding]) -> str:
 def parse_setting(text: str) -> tuple[str, str | int | bool]:
     """The name and the value of "NAME=VALUE"; raises SettingError."""
     name, equals, value = text.partition("=")
-    setting = SETTINGS.get(name)
-    if setting is None or not equals:
+    if not equals:
         raise SettingError(f"--set takes NAME=VALUE, got {text!r}", hint="one of " + ", ".join(SETTINGS))
+    setting = SETTINGS.get(name)
+    if setting is None:
+        near = difflib.get_close_matches(name, SETTINGS, 1)
+        others = "one of " + ", ".join(SETTINGS)
+        raise SettingError(f"there is no setting '{name}'", hint=f"--set {near[0]}={value}" if near else others)
     try:
         return name, setting.parse(value)
     except SettingError as error:

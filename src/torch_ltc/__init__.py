@@ -8,7 +8,11 @@ import atexit
 import importlib
 import sys
 
-import torch_ltc.pytorch as _pytorch  # noqa: F401  refuses a PyTorch that it does not know
+from torch_ltc.cli.startup import messages_of_import as _messages_of_import
+
+with _messages_of_import():
+    import torch_ltc.config as _config  # noqa: F401  refuses variables that cannot be
+    import torch_ltc.pytorch as _pytorch  # noqa: F401  refuses a PyTorch that it does not know
 
 # isort: split
 from torch_ltc import closures, computation, config, debug, errors, events, ir_cache, metrics
@@ -96,7 +100,8 @@ _registry.register(_NullBackend(), origin="built-in")
 _registry.promise("inductor", "torch_ltc.backends.inductor:InductorBackend")
 _registry.promise("xla", "torch_ltc.backends.xla:XlaBackend")
 config.settings.watch("backend", lambda: _registry.check(config.settings.backend))
-_registry.check(config.settings.backend)
+with _messages_of_import():
+    _registry.check(config.settings.backend)
 _registration.register_name(_module)
 sys.modules["torch.ltc"] = _module
 _registration.register_device()

@@ -23,10 +23,9 @@ from torch.testing._comparison import default_tolerances
 from torch.utils import _pytree as pytree
 from torch.utils._device import _device_constructors as device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.data.dataloader import _BaseDataLoaderIter as DataLoaderIterator
 
 __all__ = [
-    "DataLoaderIterator", "FakeTensorMode", "OpOverload", "TorchDispatchMode", "core_aten_decompositions",
+    "FakeTensorMode", "OpOverload", "TorchDispatchMode", "core_aten_decompositions",
     "default_tolerances", "device_constructors", "enable_python_dispatcher", "forward_ad", "get_decompositions",
     "profiler", "pw_cast_for_opmath", "pytree",
 ]  # fmt: skip
@@ -60,6 +59,8 @@ include_key: Callable[[Any, bool], None] = torch._C._dispatch_tls_set_dispatch_k
 # How many of the user's modes would see a call.
 function_modes: Callable[[], int] = torch._C._len_torch_function_stack
 dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
+# A context in which no function mode sees a call.
+no_torch_function: Callable[[], Any] = torch._C.DisableTorchFunction
 below_autograd: Callable[[], Any] = torch._C._AutoDispatchBelowAutograd
 all_schemas: Callable[[], list[Any]] = torch._C._jit_get_all_schemas
 has_kernel: Callable[[str], bool] = torch._C._dispatch_has_kernel
@@ -73,6 +74,8 @@ data_pointer: Callable[[torch.Tensor], int] = TensorBase.data_ptr
 as_strided: Callable[..., torch.Tensor] = TensorBase.as_strided
 storage_uses: Callable[[int], int] = torch._C._storage_Use_Count
 untyped_storage: Callable[[torch.Tensor], torch.UntypedStorage] = TensorBase.untyped_storage
+# How many tensors and Python objects hold a storage, by its `_cdata`.
+storage_use_count: Callable[[int], int] = torch._C._storage_Use_Count
 _data: Any = TensorBase.data
 set_data: Callable[[torch.Tensor, torch.Tensor], None] = _data.__set__
 conj_view: Callable[[torch.Tensor], torch.Tensor] = torch._conj

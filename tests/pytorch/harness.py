@@ -18,8 +18,9 @@ import torch
 from torch.testing._internal import common_device_type
 from torch.testing._internal.opinfo import core
 
-import torch_ltc  # noqa: F401 (registers the device)
+import torch_ltc
 from tests.pytorch.records import Outcome, Record
+from torch_ltc.errors import LtcError
 
 DEVICE = "ltc"
 MESSAGE_LENGTH = 400
@@ -119,8 +120,13 @@ def run_pair(pair: Pair, before_device: Callable[[], None]) -> Record:
 def _run(test: unittest.TestCase) -> tuple[Outcome, str, str]:
     result = _Result()
     unittest.TestSuite([test]).run(result)
-    # A later test must not inherit what this one left behind.
+    # A later test must not inherit what this one left behind: a failure that nobody has read is this test's own.
     torch.set_default_dtype(torch.float32)
+    try:
+        torch_ltc.sync(wait=True)
+    except LtcError as error:
+        if result.outcome is Outcome.PASS:
+            result.addError(test, (type(error), error, error.__traceback__))
     return result.outcome, result.message, result.trace
 
 
@@ -156,7 +162,8 @@ class _Result(unittest.TestResult):
     def _failed(self, err) -> None:
         if self.outcome is Outcome.FAIL:
             return
-        kind, error, where = err
+        _, error, _ = err
         self.outcome = Outcome.FAIL
-        self.message = f"{kind.__name__}: {error}"[:MESSAGE_LENGTH]
-        self.trace = "".join(traceback.format_exception(kind, error, where))[-TRACEBACK_LENGTH:]
+        root = error.__cause__ if error.__cause__ is not None and "Comparing" in str(error) else error
+        self.message = f"{type(root).__name__}: {root}"[:MESSAGE_LENGTH]
+        self.trace = "".join(traceback.format_exception(type(root), root, root.__traceback__))[-TRACEBACK_LENGTH:]

@@ -4,6 +4,11 @@ import enum
 import json
 from dataclasses import dataclass
 
+LOADED = "loaded"
+BEGIN = "begin "
+DEVICE = "device"
+"""Lines of a journal beside records: the file is loaded, a test begins, the CPU has passed and the device begins."""
+
 
 class Outcome(enum.Enum):
     """What became of a test; the value is the word in results and tables."""

@@ -2,9 +2,8 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from importlib import metadata
 from pathlib import Path
-
-import torch
 
 from tests.pytorch.known_failures import KNOWN_FAILURES, Kind, Known
 from tests.pytorch.records import BAD, COUNTED, Outcome, Record
@@ -65,7 +64,7 @@ def write(path: Path, text: str, version: str, sample: int, seed: int) -> None:
     head, rest = page.split(BEGIN)
     _, tail = rest.split(END)
     said = (
-        f"Tests of PyTorch {version} with torch {torch.__version__}; of the files from `test_foreach` on "
+        f"Tests of PyTorch {version} with torch {metadata.version('torch')}; of the files from `test_foreach` on "
         f"{sample} tests each, seed {seed}."
     )
     path.write_text(f"{head}{BEGIN}\n{said}\n\n{text}\n{END}{tail}")

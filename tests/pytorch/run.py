@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.pytorch import report
-from tests.pytorch.records import Outcome, Record
-from tests.pytorch.worker import BEGIN, DEVICE, LOADED
+from tests.pytorch.records import BEGIN, DEVICE, LOADED, Outcome, Record
 
 FULL = (
     "test_view_ops", "test_indexing", "test_shape_ops", "test_torch", "test_tensor_creation_ops",

@@ -13,10 +13,8 @@ from pathlib import Path
 import torch
 
 from tests.pytorch import harness
+from tests.pytorch.records import BEGIN, DEVICE, LOADED
 
-BEGIN = "begin "
-DEVICE = "device"
-LOADED = "loaded"
 LOAD_S = 300.0
 """Seconds that a file may take to load."""
 

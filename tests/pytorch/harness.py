@@ -102,7 +102,7 @@ def _counterpart(device: type | None, method: str) -> unittest.TestCase | None:
 def run_pair(pair: Pair, before_device: Callable[[], None]) -> Record:
     """A test on the CPU first: only where it passes there does the device count."""
     start_s = time.perf_counter()
-    on_cpu, message, trace = _run(pair.cpu)
+    on_cpu, message, trace = run_test(pair.cpu)
     cpu_s = time.perf_counter() - start_s
     if on_cpu is not Outcome.PASS:
         outcome = Outcome.SKIPPED if on_cpu is Outcome.SKIPPED else Outcome.CPU_FAILS
@@ -110,14 +110,15 @@ def run_pair(pair: Pair, before_device: Callable[[], None]) -> Record:
     if pair.device is None:
         return Record(pair.name, Outcome.CPU_ONLY, "not made for other devices", cpu_s=cpu_s)
     before_device()
-    outcome, message, trace = _run(pair.device)
+    outcome, message, trace = run_test(pair.device)
     device_s = time.perf_counter() - start_s - cpu_s
     if outcome is Outcome.SKIPPED:
         outcome = Outcome.CPU_ONLY
     return Record(pair.name, outcome, message, trace, cpu_s, device_s)
 
 
-def _run(test: unittest.TestCase) -> tuple[Outcome, str, str]:
+def run_test(test: unittest.TestCase) -> tuple[Outcome, str, str]:
+    """The outcome of a test, the first line of an error, and its traceback."""
     result = _Result()
     unittest.TestSuite([test]).run(result)
     # A later test must not inherit what this one left behind: a failure that nobody has read is this test's own.

@@ -33,6 +33,12 @@ SAMPLED = (
     "nn/test_convolution", "nn/test_pooling", "nn/test_dropout", "nn/test_embedding", "nn/test_multihead_attention",
 )  # fmt: skip
 """Files of which some tests are run, chosen by seed."""
+LAZY = tuple(
+    f"lazy/test_{name}"
+    for name in ("bindings", "debug_util", "extract_compiled_graph", "functionalization", "generator", "meta_kernel",
+                 "reuse_ir", "step_closures", "ts_opinfo")
+)  # fmt: skip
+"""The tests of the original, with `torch._lazy` replaced by this package."""
 BATCH = 400
 """Tests of one process: a fresh one after that many keeps memory bounded."""
 LOG_LINES = 30
@@ -47,6 +53,8 @@ class Runner:
     sample: int
     seed: int
     time_limit_s: float
+    again: frozenset[str]
+    """Outcomes of earlier runs that are not kept."""
 
     def run(self, file: str, *, whole: bool) -> list[Record]:
         """The results of a file, those of earlier runs included."""
@@ -55,7 +63,9 @@ class Runner:
             names = sorted(random.Random(f"{self.seed} {file}").sample(names, self.sample))
         journal = self._path(file, "jsonl")
         done = _records(journal)
-        todo = [name for name in names if name not in done]
+        todo = [name for name in names if name not in done or done[name].outcome.value in self.again]
+        if todo and self.again:
+            _forget(journal, self.again)
         while todo:
             self._batch(file, todo[:BATCH], journal)
             done = _records(journal)
@@ -108,7 +118,7 @@ class Runner:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 check=False,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                env={**os.environ, "OMP_NUM_THREADS": "1", "PYTORCH_PRINT_REPRO_ON_FAILURE": "0"},
             )
             log.seek(0)
             return done.returncode, _last_words(log.read().decode(errors="replace").splitlines())
@@ -124,6 +134,12 @@ def _last_words(log: Sequence[str]) -> str:
     return "\n".join(log[-LOG_LINES:])
 
 
+def _forget(journal: Path, outcomes: frozenset[str]) -> None:
+    """Remove the records with these outcomes."""
+    kept = [record for record in _records(journal).values() if record.outcome.value not in outcomes]
+    journal.write_text("".join(record.line() + "\n" for record in kept))
+
+
 def _records(journal: Path) -> dict[str, Record]:
     """The last record of each test of a journal."""
     lines = journal.read_text().splitlines() if journal.exists() else []
@@ -137,10 +153,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     version = (options.source / "version.txt").read_text().strip()
     results = options.results / f"{version}-seed{options.seed}"
     results.mkdir(parents=True, exist_ok=True)
-    runner = Runner(options.source.resolve(), results.resolve(), options.sample, options.seed, options.time_limit)
+    runner = Runner(
+        options.source.resolve(),
+        results.resolve(),
+        options.sample,
+        options.seed,
+        options.time_limit,
+        frozenset(options.again),
+    )
     tables: dict[str, list[Record]] = {}
     with ThreadPoolExecutor(options.jobs) as pool:
-        for file, records in pool.map(lambda each: _run(runner, each, options), options.file or (*FULL, *SAMPLED)):
+        for file, records in pool.map(
+            lambda each: _run(runner, each, options), options.file or (*FULL, *SAMPLED, *LAZY)
+        ):
             tables[file] = records
             print(f"{file}: {_counts(records)}", flush=True)
     text = report.table(tables)
@@ -157,7 +182,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(runner: Runner, file: str, options: argparse.Namespace) -> tuple[str, list[Record]]:
     try:
-        return file, runner.run(file, whole=options.whole or file in FULL)
+        return file, runner.run(file, whole=options.whole or (file in FULL + LAZY and not options.quick))
     except RuntimeError as error:
         print(error, file=sys.stderr, flush=True)
         return file, []
@@ -177,6 +202,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--sample", type=int, default=500, metavar="N", help="tests of each file that is sampled (500)")
     parser.add_argument("--seed", type=int, default=1, help="of the samples (1)")
     parser.add_argument("--whole", action="store_true", help="every test of every file")
+    parser.add_argument("--quick", action="store_true", help="a sample of every file")
+    parser.add_argument(
+        "--again",
+        nargs="*",
+        default=(),
+        choices=[each.value for each in Outcome],
+        help="run these of an earlier run anew",
+    )
     parser.add_argument("--time-limit", type=float, default=60.0, metavar="SECONDS", help="for one test (60)")
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="worker processes at once (2)")
     parser.add_argument(

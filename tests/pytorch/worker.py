@@ -8,12 +8,16 @@ import argparse
 import faulthandler
 import sys
 import warnings
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
 
-from tests.pytorch import harness
-from tests.pytorch.records import BEGIN, DEVICE, LOADED
+from tests.pytorch import harness, lazy
+from tests.pytorch.records import BEGIN, DEVICE, LOADED, Record
+
+Test = Callable[[Callable[[], None]], Record]
 
 LOAD_S = 300.0
 """Seconds that a file may take to load."""
@@ -33,7 +37,7 @@ def main() -> None:
     sys.argv[1:] = []
     faulthandler.enable()
     faulthandler.dump_traceback_later(LOAD_S, exit=True)
-    by_name = {pair.name: pair for pair in harness.pairs(harness.load(options.file))}
+    by_name = _tests(options.file)
     with options.journal.open("a", encoding="utf-8", buffering=1) as journal:
         if options.list:
             journal.writelines(f"{name}\n" for name in by_name)
@@ -46,8 +50,15 @@ def main() -> None:
 
         for name in names:
             begin(f"{BEGIN}{name}")
-            journal.write(harness.run_pair(by_name[name], lambda: begin(DEVICE)).line() + "\n")
+            journal.write(by_name[name](lambda: begin(DEVICE)).line() + "\n")
     faulthandler.cancel_dump_traceback_later()
+
+
+def _tests(path: Path) -> dict[str, Test]:
+    """The tests of a file by name, each as a function that runs it; it calls its argument before the device begins."""
+    if path.parent.name == "lazy":
+        return {lazy.name_of(test): partial(lazy.run, test) for test in lazy.tests(lazy.load(path))}
+    return {pair.name: partial(harness.run_pair, pair) for pair in harness.pairs(harness.load(path))}
 
 
 if __name__ == "__main__":

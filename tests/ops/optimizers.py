@@ -1,7 +1,7 @@
 """Every optimizer of PyTorch's optimizer database, in every form that it has, on the device and on eager CPU."""
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -89,7 +89,7 @@ def _trained(info: OptimizerInfo, kwargs: dict[str, Any], device: str) -> object
     return [each.detach() for each in parameters], state
 
 
-def sweep(names: Sequence[str] = ()) -> Iterator[tuple[str, list[str]]]:
+def sweep(names: Iterable[str]) -> Iterator[tuple[str, list[str]]]:
     """The name of each optimizer with its differences."""
-    for name in names or OPTIMIZERS:
+    for name in names:
         yield name, list(optimizer_differences(OPTIMIZERS[name]))

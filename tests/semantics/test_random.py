@@ -281,3 +281,34 @@ def test_wrong_probability_raises_as_eager_where_it_is_recorded() -> None:
     with pytest.raises(RuntimeError, match="expects std >= 0"):
         target.normal_(0.0, -1.0)
     assert target.cpu().numel() == 4
+
+
+LIMITS: dict[str, Callable[[str], Any]] = {
+    "random_ beyond the dtype": lambda d: torch.empty(2, dtype=torch.int16, device=d).random_(0, 1 << 40),
+    "random_ of nothing": lambda d: torch.empty(2, device=d).random_(5, 5),
+    "randint of nothing": lambda d: torch.randint(5, 3, (2,), device=d),
+    "uniform_ backwards": lambda d: torch.empty(2, device=d).uniform_(3, 1),
+    "normal_ of a negative deviation": lambda d: torch.empty(2, device=d).normal_(0, -1),
+    "exponential_ of a negative rate": lambda d: torch.empty(2, device=d).exponential_(-1),
+    "geometric_ beyond 1": lambda d: torch.empty(2, device=d).geometric_(2.0),
+    "cauchy_ of integers": lambda d: torch.empty(2, dtype=torch.int64, device=d).cauchy_(),
+}
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_limits_of_random_fills_are_checked_at_the_call(name: str) -> None:
+    # The same operators with good numbers come first: their shapes are known, and shape inference is not asked again.
+    for good in (
+        lambda x: x.random_(0, 4),
+        lambda x: x.uniform_(0, 1),
+        lambda x: x.normal_(),
+        lambda x: x.exponential_(),
+    ):
+        good(torch.empty(2, device="ltc"))
+    torch.empty(2, dtype=torch.int16, device="ltc").random_(0, 3)
+    torch.empty(2, device="ltc").geometric_(0.5)
+    with pytest.raises(RuntimeError) as expected:
+        LIMITS[name]("cpu")
+    with pytest.raises(type(expected.value)) as actual:
+        LIMITS[name]("ltc")
+    assert str(actual.value) == str(expected.value)

@@ -5,6 +5,7 @@ A generator that the user hands in is used where it stands, at once: nothing tel
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -33,6 +34,9 @@ def random_kernel(op: OpOverload) -> Kernel:
     def kernel(*args: Any, **kwargs: Any) -> Any:
         values = operator.values(args, kwargs)
         if values[operator.generator_position] is None:
+            if fills:
+                # Limits depend on dtype and numbers alone. A tensor without elements checks them, and draws nothing.
+                op(_without_elements(values[0].dtype), *values[1 : operator.generator_position])
             return resizing(*args, **kwargs) if operator.written else record(operator, values)
         if not fills:
             return run_eagerly(operator, values, "it draws from a generator of the caller's")
@@ -42,6 +46,11 @@ def random_kernel(op: OpOverload) -> Kernel:
         return copy_(target, drawn)
 
     return kernel
+
+
+@functools.cache
+def _without_elements(dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty(0, dtype=dtype)
 
 
 def native_dropout(tensor: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,0 +1,99 @@
+"""The one table of tests of PyTorch that fail on the device, with the reason of each."""
+
+import enum
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from tests.pytorch.records import Record
+
+
+class Kind(enum.Enum):
+    """Why a test fails."""
+
+    DEFECT = "defect"
+    MISSING = "missing feature"
+    ARTEFACT = "artefact of the test"
+
+
+@dataclass(frozen=True)
+class Known:
+    """Tests of a file that fail, by patterns of `Class.method` with the names that they have on the CPU."""
+
+    file: str
+    patterns: tuple[str, ...]
+    kind: Kind
+    reason: str
+
+    def matches(self, file: str, record: Record) -> bool:
+        return file == self.file and any(fnmatchcase(record.name, pattern) for pattern in self.patterns)
+
+
+_LATE = "an error that depends on data is raised at the sync, as an ExecutionError; the test wants it at the call"
+_WARNING = "PyTorch before 2.15 prints warnings of operators that Python calls; they cannot be caught"
+_SPARSE = "no sparse tensors on the device"
+_COUNTERS = "counters of reused nodes have no counterpart: the prefix tree reuses everything"
+_TEXT = "the text of a program is another, on purpose"
+
+KNOWN_FAILURES: tuple[Known, ...] = (
+    Known(
+        "test_indexing",
+        ("NumpyTestsCPU.test_trivial_fancy_out_of_bounds_cpu", "TestIndexingCPU.test_advancedindex_cpu_float64"),
+        Kind.ARTEFACT,
+        _LATE,
+    ),
+    Known(
+        "test_indexing",
+        ("TestIndexingCPU.test_byte_mask_accumulate_cpu", "TestIndexingCPU.test_multiple_byte_mask_cpu"),
+        Kind.ARTEFACT,
+        _WARNING,
+    ),
+    Known(
+        "test_tensor_creation_ops",
+        ("TestAsArrayCPU.test_*_from_dlpack_cpu_*",),
+        Kind.MISSING,
+        "no DLPack: the memory is the physical device's, and may not be computed yet",
+    ),
+    Known("test_autograd", ("TestAutogradDeviceTypeCPU.test_sparse_*",), Kind.MISSING, _SPARSE),
+    Known(
+        "test_scatter_gather_ops",
+        ("TestScatterGatherCPU.test_gather_backward_*_sparse_grad_True_*",),
+        Kind.MISSING,
+        _SPARSE,
+    ),
+    Known(
+        "test_sort_and_select",
+        ("TestSortAndSelectCPU.test_stable_sort_against_numpy_cpu_*",),
+        Kind.ARTEFACT,
+        "indices on the CPU for a tensor on the device: the test leaves these samples out for CUDA by name",
+    ),
+    Known("test_optim", ("TestOptimRenewedCPU.*SparseAdam*",), Kind.MISSING, _SPARSE),
+    Known(
+        "test_torch",
+        ("TestTorchDeviceTypeCPU.test_broadcast_fn_map*_cpu",),
+        Kind.ARTEFACT,
+        "map_ and map2_ are for CPU tensors alone; the test leaves other devices out by name",
+    ),
+    Known("test_torch", ("TestTorchDeviceTypeCPU.test_grad_scaling_autocast_*",), Kind.MISSING, "no autocast"),
+    Known("test_torch", ("*.test_complex_half_experimental_warning_cpu",), Kind.ARTEFACT, "no warning of complex32"),
+    Known(
+        "lazy/test_debug_util",
+        ("DebugUtilTest.test_get_python_frames",),
+        Kind.ARTEFACT,
+        "LTC_SAVE_TENSORS_FILE is read at import, the setting later; the file has the line of each call, not a stack",
+    ),
+    Known("lazy/test_functionalization", ("*.test_data_assign",), Kind.ARTEFACT, _TEXT),
+    Known(
+        "lazy/test_functionalization",
+        ("*.test_lazy_init_with_view",),
+        Kind.ARTEFACT,
+        "SyncedTensorsWithIR is 1: no second tensor is synced for the functional wrapper, which is not there",
+    ),
+    Known(
+        "lazy/test_generator",
+        ("*.test_generator_causes_multiple_compiles",),
+        Kind.ARTEFACT,
+        "a generator of the caller's is drawn from at once: another seed is not another program",
+    ),
+    Known("lazy/test_meta_kernel", ("*.test_add_invalid_device",), Kind.ARTEFACT, "the message is eager's, on purpose"),
+    Known("lazy/test_reuse_ir", ("TestLazyReuseIr.*",), Kind.ARTEFACT, _COUNTERS),
+)

@@ -1,0 +1,52 @@
+"""What is known of one test: its name, what became of it, and why."""
+
+import enum
+import json
+from dataclasses import dataclass
+
+LOADED = "loaded"
+BEGIN = "begin "
+DEVICE = "device"
+"""Lines of a journal beside records: the file is loaded, a test begins, the CPU has passed and the device begins."""
+
+
+class Outcome(enum.Enum):
+    """What became of a test; the value is the word in results and tables."""
+
+    PASS = "pass"
+    FAIL = "fail"
+    CRASH = "crash"
+    TIMEOUT = "timeout"
+    CPU_ONLY = "cpu-only"
+    """Passes on the CPU, and PyTorch has it for the CPU alone."""
+    SKIPPED = "skipped"
+    """Skipped, or expected to fail, on the CPU too."""
+    CPU_FAILS = "cpu fails"
+    """Does not pass on the CPU with this PyTorch: it says nothing about the device."""
+
+
+BAD = (Outcome.FAIL, Outcome.CRASH, Outcome.TIMEOUT)
+COUNTED = (Outcome.PASS, *BAD, Outcome.CPU_ONLY)
+"""The outcomes of tests that pass on the CPU."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """The result of one test, a line of a journal."""
+
+    name: str
+    outcome: Outcome
+    message: str = ""
+    trace: str = ""
+    cpu_s: float = 0.0
+    device_s: float = 0.0
+
+    def line(self) -> str:
+        """One line of JSON."""
+        return json.dumps({**vars(self), "outcome": self.outcome.value})
+
+    @classmethod
+    def parse(cls, line: str) -> "Record":
+        """The record that a line holds."""
+        values = json.loads(line)
+        return cls(**{**values, "outcome": Outcome(values["outcome"])})

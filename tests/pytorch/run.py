@@ -1,0 +1,223 @@
+"""`python -m tests.pytorch.run --source <a PyTorch source tree>`: PyTorch's device-generic tests on the device.
+
+Each file runs in worker processes; a test that crashes or hangs is named, and the rest goes on. Results are kept in a
+journal per file, from which a run that was stopped goes on. Exit status 1 if a failure is not in the table of known
+ones, or if a known one is gone.
+"""
+
+import argparse
+import os
+import random
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.pytorch import report
+from tests.pytorch.records import BEGIN, DEVICE, LOADED, Outcome, Record
+
+FULL = (
+    "test_view_ops", "test_indexing", "test_shape_ops", "test_torch", "test_tensor_creation_ops",
+    "test_scatter_gather_ops", "test_sort_and_select", "test_autograd", "test_nn", "test_modules", "test_optim",
+    "test_serialization", "test_type_promotion",
+)  # fmt: skip
+"""Files of which every test is run."""
+SAMPLED = (
+    "test_foreach", "test_binary_ufuncs", "test_unary_ufuncs", "test_reductions", "test_linalg", "test_ops",
+    "test_ops_gradients", "test_ops_fwd_gradients", "test_spectral_ops", "test_complex", "test_masked",
+    "test_segment_reductions", "test_numpy_interop", "test_native_mha", "test_transformers", "test_expanded_weights",
+    "nn/test_convolution", "nn/test_pooling", "nn/test_dropout", "nn/test_embedding", "nn/test_multihead_attention",
+)  # fmt: skip
+"""Files of which some tests are run, chosen by seed."""
+LAZY = tuple(
+    f"lazy/test_{name}"
+    for name in ("bindings", "debug_util", "extract_compiled_graph", "functionalization", "generator", "meta_kernel",
+                 "reuse_ir", "step_closures", "ts_opinfo")
+)  # fmt: skip
+"""The tests of the original, with `torch._lazy` replaced by this package."""
+BATCH = 400
+"""Tests of one process: a fresh one after that many keeps memory bounded."""
+LOG_LINES = 30
+
+
+@dataclass(frozen=True)
+class Runner:
+    """Where the tests are, where results go, and how much is run."""
+
+    source: Path
+    results: Path
+    sample: int
+    seed: int
+    time_limit_s: float
+    again: frozenset[str]
+    """Outcomes of earlier runs that are not kept."""
+
+    def run(self, file: str, *, whole: bool) -> list[Record]:
+        """The results of a file, those of earlier runs included."""
+        names = self._names(file)
+        if not whole and len(names) > self.sample:
+            names = sorted(random.Random(f"{self.seed} {file}").sample(names, self.sample))
+        journal = self._path(file, "jsonl")
+        done = _records(journal)
+        todo = [name for name in names if name not in done or done[name].outcome.value in self.again]
+        if todo and self.again:
+            _forget(journal, self.again)
+        while todo:
+            self._batch(file, todo[:BATCH], journal)
+            done = _records(journal)
+            todo = [name for name in todo if name not in done]
+        return [done[name] for name in names]
+
+    def _names(self, file: str) -> list[str]:
+        """The names of all tests of a file, made once."""
+        path = self._path(file, "txt")
+        if not path.exists():
+            made = path.with_suffix(".new")
+            made.unlink(missing_ok=True)
+            status, log = self._worker(file, [], made, "--list")
+            if status:
+                raise RuntimeError(f"{file} does not load with this PyTorch\n{log}")
+            made.rename(path)
+        return path.read_text().split()
+
+    def _batch(self, file: str, names: Sequence[str], journal: Path) -> None:
+        """Run tests in one process; the one that ends it too early gets a record of that."""
+        before = journal.stat().st_size if journal.exists() else 0
+        status, log = self._worker(file, names, journal)
+        lines = journal.read_text()[before:].splitlines()
+        if LOADED not in lines:
+            raise RuntimeError(f"a worker of {file} ended with status {status} before it could begin\n{log}")
+        running, on_device = None, False
+        for line in lines:
+            if line.startswith(BEGIN):
+                running, on_device = line.removeprefix(BEGIN), False
+            elif line == DEVICE:
+                on_device = True
+            elif line.startswith("{"):
+                running = None
+        if running is None:
+            return
+        timed_out = "Timeout (" in log
+        outcome = (Outcome.TIMEOUT if timed_out else Outcome.CRASH) if on_device else Outcome.CPU_FAILS
+        message = f"not done after {self.time_limit_s:.0f} s" if timed_out else f"the process ended with {status}"
+        with journal.open("a", encoding="utf-8") as file_:
+            file_.write(Record(running, outcome, message, log).line() + "\n")
+
+    def _worker(self, file: str, names: Iterable[str], journal: Path, *options: str) -> tuple[int, str]:
+        """The exit status of a worker, and the end of what it wrote: the stack dump, innermost call first."""
+        command = [sys.executable, "-m", "tests.pytorch.worker", str(self.source / "test" / f"{file}.py")]
+        command += ["--journal", str(journal), "--time-limit", str(self.time_limit_s), *options]
+        with tempfile.TemporaryFile() as log:
+            done = subprocess.run(
+                command,
+                input="\n".join(names).encode(),
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                check=False,
+                env={**os.environ, "OMP_NUM_THREADS": "1", "PYTORCH_PRINT_REPRO_ON_FAILURE": "0"},
+            )
+            log.seek(0)
+            return done.returncode, _last_words(log.read().decode(errors="replace").splitlines())
+
+    def _path(self, file: str, suffix: str) -> Path:
+        return self.results / f"{file.replace('/', '.')}.{suffix}"
+
+
+def _last_words(log: Sequence[str]) -> str:
+    for number, line in enumerate(log):
+        if line.startswith(("Timeout (", "Fatal Python error")):
+            return "\n".join(log[number : number + LOG_LINES])
+    return "\n".join(log[-LOG_LINES:])
+
+
+def _forget(journal: Path, outcomes: frozenset[str]) -> None:
+    """Remove the records with these outcomes."""
+    kept = [record for record in _records(journal).values() if record.outcome.value not in outcomes]
+    journal.write_text("".join(record.line() + "\n" for record in kept))
+
+
+def _records(journal: Path) -> dict[str, Record]:
+    """The last record of each test of a journal."""
+    lines = journal.read_text().splitlines() if journal.exists() else []
+    # A process that was killed while it wrote leaves half a line behind.
+    records = (Record.parse(line) for line in lines if line.startswith("{") and line.endswith("}"))
+    return {record.name: record for record in records}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _parser().parse_args(arguments)
+    version = (options.source / "version.txt").read_text().strip()
+    results = options.results / f"{version}-seed{options.seed}"
+    results.mkdir(parents=True, exist_ok=True)
+    runner = Runner(
+        options.source.resolve(),
+        results.resolve(),
+        options.sample,
+        options.seed,
+        options.time_limit,
+        frozenset(options.again),
+    )
+    tables: dict[str, list[Record]] = {}
+    with ThreadPoolExecutor(options.jobs) as pool:
+        for file, records in pool.map(
+            lambda each: _run(runner, each, options), options.file or (*FULL, *SAMPLED, *LAZY)
+        ):
+            tables[file] = records
+            print(f"{file}: {_counts(records)}", flush=True)
+    text = report.table(tables)
+    print(f"\n{text}")
+    unknown, gone = report.judge(tables, complete=not options.file)
+    for line in report.lines(unknown):
+        print(line)
+    for known in gone:
+        print(f"known failure that is gone: {known}")
+    if options.docs is not None:
+        report.write(options.docs, text, version, options.sample, options.seed)
+    return 1 if unknown or gone else 0
+
+
+def _run(runner: Runner, file: str, options: argparse.Namespace) -> tuple[str, list[Record]]:
+    try:
+        return file, runner.run(file, whole=options.whole or (file in FULL + LAZY and not options.quick))
+    except RuntimeError as error:
+        print(error, file=sys.stderr, flush=True)
+        return file, []
+
+
+def _counts(records: Iterable[Record]) -> str:
+    counts = Counter(record.outcome for record in records)
+    return ", ".join(f"{counts[outcome]} {outcome.value}" for outcome in Outcome if counts[outcome]) or "no results"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m tests.pytorch.run", description=__doc__)
+    parser.add_argument("--source", type=Path, required=True, help="a PyTorch source tree")
+    parser.add_argument(
+        "--file", action="append", metavar="NAME", help="a file under its folder test, as test_torch; repeatable"
+    )
+    parser.add_argument("--sample", type=int, default=500, metavar="N", help="tests of each file that is sampled (500)")
+    parser.add_argument("--seed", type=int, default=1, help="of the samples (1)")
+    parser.add_argument("--whole", action="store_true", help="every test of every file")
+    parser.add_argument("--quick", action="store_true", help="a sample of every file")
+    parser.add_argument(
+        "--again",
+        nargs="*",
+        default=(),
+        choices=[each.value for each in Outcome],
+        help="run these of an earlier run anew",
+    )
+    parser.add_argument("--time-limit", type=float, default=60.0, metavar="SECONDS", help="for one test (60)")
+    parser.add_argument("--jobs", type=int, default=2, metavar="N", help="worker processes at once (2)")
+    parser.add_argument(
+        "--results", type=Path, default=Path("build/pytorch"), help="folder of the journals; delete it to start anew"
+    )
+    parser.add_argument("--docs", type=Path, metavar="FILE", help="write the table into FILE, between its markers")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,52 @@
+"""What test files of an older PyTorch import that the installed one has elsewhere, or no more."""
+
+import importlib
+import importlib.util
+import sys
+import unittest
+from collections.abc import Callable
+from types import ModuleType
+from unittest import mock
+
+INTERNAL = "torch.testing._internal"
+Make = Callable[[ModuleType], object]
+
+
+def install(text: str) -> None:
+    """Put a stand-in wherever a name is missing that the text of a test file imports; what is there stays."""
+    for module_name, members in STAND_INS.items():
+        if module_name in text:
+            module = importlib.import_module(f"{INTERNAL}.{module_name}")
+            for name, make in members.items():
+                if not hasattr(module, name):
+                    setattr(module, name, make(module))
+    if "hypothesis" in text and importlib.util.find_spec("hypothesis") is None:
+        _install_hypothesis()
+
+
+def _unchanged(test: Callable[..., object]) -> Callable[..., object]:
+    return test
+
+
+def _moved(name: str) -> Make:
+    return lambda _: getattr(importlib.import_module(f"{INTERNAL}.common_device_type"), name)
+
+
+STAND_INS: dict[str, dict[str, Make]] = {
+    "common_cuda": {"tf32_is_not_fp32": lambda _: lambda: False},
+    "common_mkldnn": {"bf32_on_and_off": lambda _: lambda *_, **__: _unchanged},
+    "common_methods_invocations": {
+        **{name: _moved(name) for name in ("skip", "skipOps", "xfail")},
+        "binary_ufuncs_and_refs": lambda module: module.binary_ufuncs,
+    },
+    "common_nn": {"new_module_tests": lambda _: []},
+}
+"""By module and name, a function that makes the stand-in from the module."""
+
+
+def _install_hypothesis() -> None:
+    """A package that is not there: its tests are skipped, instead of all tests of a file that imports it."""
+    package = ModuleType("hypothesis")
+    package.given = lambda *_, **__: unittest.skip("needs hypothesis")
+    sys.modules["hypothesis"] = package
+    sys.modules[f"{INTERNAL}.hypothesis_utils"] = mock.MagicMock()

@@ -1,0 +1,145 @@
+"""The runner of PyTorch's tests: it blames the right test for a crash or a hang, goes on, and keeps what it has."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.pytorch import report, run
+from tests.pytorch.known_failures import Kind, Known
+from tests.pytorch.records import Outcome, Record
+
+TESTS = """
+import os, time, unittest
+import torch
+from torch.testing._internal.common_device_type import instantiate_device_type_tests, onlyCPU, dtypes
+from torch.testing._internal.common_utils import TestCase
+
+class TestThings(TestCase):
+    @dtypes(torch.float32, torch.int64)
+    def test_right(self, device, dtype):
+        self.assertEqual(torch.ones(2, dtype=dtype, device=device).sum().item(), 2)
+
+    def test_crash(self, device):
+        if self.device_type != "cpu":
+            os.abort()
+
+    def test_hang(self, device):
+        if self.device_type != "cpu":
+            time.sleep(60)
+
+    def test_wrong(self, device):
+        self.assertEqual(device, "cpu", "said by the test")
+
+    def test_wrong_on_cpu(self, device):
+        self.assertNotEqual(device, "cpu")
+
+    def test_late_error(self, device):
+        index = torch.tensor([7], device=device)
+        if self.device_type != "cpu":
+            torch.zeros(2, device=device).index_select(0, index)
+
+    def test_after_late_error(self, device):
+        self.assertEqual(torch.zeros(2, device=device).sum().item(), 0)
+
+    @onlyCPU
+    def test_of_the_cpu(self, device):
+        pass
+
+    @unittest.skip("always")
+    def test_skipped(self, device):
+        pass
+
+instantiate_device_type_tests(TestThings, globals())
+"""
+
+LAZY_TESTS = """
+import torch
+import torch._lazy.metrics as metrics
+import torch._lazy.ts_backend
+torch._lazy.ts_backend.init()
+
+def test_step():
+    x = torch.ones(2).to("lazy") + 1
+    assert x.device.type != "cpu"
+    torch._lazy.mark_step()
+    assert metrics.counter_value("MarkStep") == 1
+"""
+
+
+@pytest.fixture(scope="module")
+def runner(tmp_path_factory: pytest.TempPathFactory) -> run.Runner:
+    source, results = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("results")
+    (source / "test" / "lazy").mkdir(parents=True)
+    (source / "test" / "test_things.py").write_text(TESTS)
+    (source / "test" / "lazy" / "test_small.py").write_text(LAZY_TESTS)
+    return run.Runner(source, results, sample=500, seed=1, time_limit_s=8.0, again=frozenset())
+
+
+@pytest.fixture(scope="module")
+def records(runner: run.Runner) -> dict[str, Record]:
+    return {record.name.removeprefix("TestThingsCPU."): record for record in runner.run("test_things", whole=True)}
+
+
+@pytest.mark.slow
+def test_each_test_has_its_own_outcome(records: dict[str, Record]) -> None:
+    assert {name: record.outcome for name, record in records.items()} == {
+        "test_after_late_error_cpu": Outcome.PASS,
+        "test_crash_cpu": Outcome.CRASH,
+        "test_hang_cpu": Outcome.TIMEOUT,
+        "test_late_error_cpu": Outcome.FAIL,
+        "test_of_the_cpu_cpu": Outcome.CPU_ONLY,
+        "test_right_cpu_float32": Outcome.PASS,
+        "test_right_cpu_int64": Outcome.PASS,
+        "test_skipped_cpu": Outcome.SKIPPED,
+        "test_wrong_cpu": Outcome.FAIL,
+        "test_wrong_on_cpu_cpu": Outcome.CPU_FAILS,
+    }
+    assert "said by the test" in records["test_wrong_cpu"].message
+    assert "Aborted" in records["test_crash_cpu"].trace
+
+
+@pytest.mark.slow
+def test_results_of_an_earlier_run_are_kept(runner: run.Runner, records: dict[str, Record]) -> None:
+    broken = run.Runner(Path("gone"), runner.results, sample=500, seed=1, time_limit_s=8.0, again=frozenset())
+    assert len(broken.run("test_things", whole=True)) == len(records)
+    # Half a line, and a test that had begun: what a run that was killed leaves behind.
+    with (runner.results / "test_things.jsonl").open("a") as journal:
+        journal.write('begin TestThingsCPU.test_wrong_cpu\n{"name": "TestThin')
+    assert len(broken.run("test_things", whole=True)) == len(records)
+
+
+@pytest.mark.slow
+def test_sample_follows_the_seed(runner: run.Runner, records: dict[str, Record]) -> None:
+    def sample(seed: int) -> list[str]:
+        few = run.Runner(Path("gone"), runner.results, sample=4, seed=seed, time_limit_s=8.0, again=frozenset())
+        return [record.name for record in few.run("test_things", whole=False)]
+
+    assert len(sample(1)) == 4
+    assert sample(1) == sample(1)
+    assert sample(1) != sample(2)
+
+
+@pytest.mark.slow
+def test_tests_of_the_original_find_this_package(runner: run.Runner) -> None:
+    assert [record.outcome for record in runner.run("lazy/test_small", whole=True)] == [Outcome.PASS]
+
+
+def test_table_and_judgement(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    outcomes = (Outcome.PASS, Outcome.CPU_ONLY, Outcome.FAIL, Outcome.CRASH, Outcome.SKIPPED, Outcome.CPU_FAILS)
+    tables = {"test_things": [Record(f"T.test_{outcome.value}", outcome, "why") for outcome in outcomes]}
+    known = Known("test_things", ("T.test_f*",), Kind.MISSING, "not there")
+    gone = Known("test_things", ("T.test_pass",), Kind.DEFECT, "mended")
+    monkeypatch.setattr(report, "KNOWN_FAILURES", (known, gone))
+    text = report.table(tables)
+    assert text.splitlines()[-1] == "| all | 1 | 1 | 1 | 0 | 1 | 1 | 1 | 50.0 % |"
+    unknown, forgotten = report.judge(tables, complete=True)
+    assert list(report.lines(unknown)) == ["crash: test_things T.test_crash: why"]
+    assert forgotten == [gone]
+    assert report.judge(tables, complete=False)[1] == []
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n")
+    report.write(page, text, "2.6", 500, 1)
+    assert "old" not in page.read_text()
+    assert text in page.read_text()
+    assert page.read_text().startswith("before\n")
+    assert page.read_text().endswith("\nafter\n")

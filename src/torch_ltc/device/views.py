@@ -178,7 +178,8 @@ def linalg_lu_solve_out(
 ) -> torch.Tensor:
     """Kernel of `aten::linalg_lu_solve.out`, which on the CPU may leave its target conjugated."""
     if not out.is_complex():
-        return _lu_solve_out(factors, pivots, rhs, left=left, adjoint=adjoint, out=out)
+        _lu_solve_out(factors, pivots, rhs, left=left, adjoint=adjoint, out=out)
+        return out
     recorder.preview(_LU_SOLVE, (factors, pivots, rhs, left, adjoint, out))
     result = torch.linalg.lu_solve(factors, pivots, rhs, left=left, adjoint=adjoint)
     plain = result.conj() if result.is_conj() else result

@@ -43,7 +43,8 @@ def _attention_choice(
     scale: float | None,
     enable_gqa: bool,
 ) -> int:
-    """The attention kernel that eager chooses on the physical device for tensors of these shapes."""
+    """The attention kernel that eager chooses on the physical device for tensors of these shapes. Raises what eager
+    raises where it takes none."""
     tensors = (query, key, value, mask)
     specs: list[tuple[Spec, bool] | None] = [None if t is None else (spec_of(t), t.requires_grad) for t in tensors]
     cuda = torch.backends.cuda
@@ -53,7 +54,12 @@ def _attention_choice(
     known = (*specs, dropout_p, is_causal, scale, enable_gqa, enabled)
     choice = _choices.get(known)
     if choice is None:
-        made = [_stand_in(t) for t in tensors]
+        # Before all else eager checks dtypes and ranks, on any device; sizes are checked by the kernel that it chooses.
+        ranks = [None if t is None else torch.empty((1,) * t.dim(), dtype=t.dtype, device="meta") for t in tensors]
+        torch.nn.functional.scaled_dot_product_attention(*ranks)  # type: ignore[arg-type]
+        made: list[Any] = [_stand_in(t) for t in tensors]
+        if mask is not None and mask.dtype is torch.bool:
+            made[3] = made[3].to(query.dtype)
         choice = int(attention_choice(*made, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa))
         if not all(tensor.numel() for tensor in (query, key, value)):
             # The fused kernels divide by sizes: eager does not call them, whatever the answer is.
@@ -77,9 +83,9 @@ def scaled_dot_product_attention(
 ) -> torch.Tensor:
     """`aten::scaled_dot_product_attention`: CPU eager's fused kernel where it would take it, else the plain formula."""
     mask = attn_mask
+    choice = _attention_choice(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa)
     if mask is not None and mask.dtype is torch.bool:
         mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(mask.logical_not(), float("-inf"))
-    choice = _attention_choice(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa)
     if query.dim() == 3 and choice in _ON_CUDA:
         # From PyTorch 2.14 on: the fused kernels take four dimensions alone, and eager adds one.
         query, key, value = query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0)

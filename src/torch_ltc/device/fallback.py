@@ -71,7 +71,8 @@ def _run(operator: Operator, values: tuple[Any, ...]) -> Any:
     device = physical_device()
 
     def work() -> tuple[Any, dict[int, torch.Tensor]]:
-        real = {i: physical(buffer, spec) for i, (buffer, spec) in lazy.items()}
+        # Aliases: a call that resizes its target must not resize the buffer's own tensor, which others look at.
+        real = {i: physical(buffer, spec).detach() for i, (buffer, spec) in lazy.items()}
         given = [real.get(i, device if _names_device(leaf) else leaf) for i, leaf in enumerate(leaves)]
         filled = pytree.tree_unflatten(given, structure)
         if operator.random and filled[operator.generator_position] is None:

@@ -78,16 +78,23 @@ def kernel_for(op: OpOverload) -> Kernel | None:
         kernel: Kernel = special[name]
         return kernel
     plain = op._schema.name.removeprefix("aten::")
-    if plain in _NOT_OURS or f"{plain}.{op._overloadname}" in _NOT_OURS:
+    operator = Operator(op)
+    # Factories into `out=` end in one kernel or another of the CPU's own.
+    left_out = plain in _NOT_OURS or f"{plain}.{op._overloadname}" in _NOT_OURS
+    if left_out and not (_has_out(operator) and has_kernel_for(name, "CPU")):
         return None
     if torch.Tag.inplace_view in op.tags:
         return views.inplace_view_kernel(op)
-    operator = Operator(op)
     if operator.random:
         return random_ops.random_kernel(op)
-    if not operator.dynamic and any(a.written and a.keyword_only for a in operator.arguments):
+    if not operator.dynamic and _has_out(operator):
         return views.out_kernel(operator)
     return make_kernel(op)
+
+
+def _has_out(operator: Operator) -> bool:
+    """True for an overload with `out=` targets."""
+    return any(a.written and a.keyword_only for a in operator.arguments)
 
 
 def _unregistered(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
@@ -98,7 +105,7 @@ def _unregistered(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
     values = operator.values(args, kwargs)
     if operator.dynamic or (operator.returns == 0 and not operator.written):
         return run_eagerly(operator, values, "its result's shape depends on data")
-    return record(operator, values)
+    return views.out_kernel(operator)(*args, **kwargs) if _has_out(operator) else record(operator, values)
 
 
 def register_kernels() -> None:

@@ -104,7 +104,7 @@ table.add(
               check=_is_descriptor),
     Interface("torch.UntypedStorage._cdata", "identifies a storage", "aliases in fallbacks and checks", _STABLE,
               check=_is_descriptor),
-    Interface("torch._C._storage_Use_Count", "finds aliases of a parameter", "`ltc run`", _BINDING,
+    Interface("torch._C._storage_Use_Count", "finds aliases of parameters and gradients", "`ltc run`, `jit`", _BINDING,
               check=lambda count: count(torch.empty(1).untyped_storage()._cdata) >= 1),
     *(Interface(f"torch.Tensor.{name}", "finds hooks of a parameter", "`ltc run`", _STABLE, check=_is_descriptor)
       for name in ("_backward_hooks", "_post_accumulate_grad_hooks")),
@@ -153,7 +153,6 @@ table.add(
     Interface("torch._C._profiler._RecordFunctionFast", "a range unseen by modes", "ranges in profiles", _BINDING),
     Interface("torch._C._profiler._ExperimentalConfig", "sees all threads", "`torch_ltc.debug.profile`", _EXPERIMENTAL),
     *(Interface(getter, "a switch that kernels depend on", "disk cache keys", _STABLE) for getter in GETTERS),
-    Interface("torch._C._storage_Use_Count", "sees that a gradient is its parameter's alone", "`jit`", _BINDING),
     Interface("torch._C._get_sdp_priority_order", "a switch of attention", "the choice of its kernel", _STABLE),
     Interface("torch._C._get_overrideable_sdp_enabled", "a switch of attention", "the choice of its kernel", _STABLE),
     Interface("torch.utils._pytree", "opens lists and dicts", "`to_cpu`, fallbacks, replay", _STABLE,

@@ -30,7 +30,7 @@ from torch_ltc.events import Event, FallbackEvent, SyncEvent, SyncReason, Upload
 from torch_ltc.execute.executor import executor
 from torch_ltc.execute.sync import cut, live_outputs, pending_entry, replay
 from torch_ltc.program.spec import Spec, spec_of
-from torch_ltc.pytorch.private import pytree, storage_uses
+from torch_ltc.pytorch.private import pytree, storage_use_count
 from torch_ltc.record.buffer import Buffer, buffer_of, storage_of
 from torch_ltc.record.recorder import recorder
 from torch_ltc.replay.numbers import NumberRules, WatchedFloat, optimizer_numbers
@@ -428,7 +428,7 @@ def _uses(owner: torch.Tensor) -> tuple[int, int]:
     """How often the gradient of a tensor is referred to, and its memory."""
     gradient = owner.grad
     assert gradient is not None
-    return sys.getrefcount(gradient), storage_uses(storage_of(gradient)._cdata)
+    return sys.getrefcount(gradient), storage_use_count(storage_of(gradient)._cdata)
 
 
 @functools.cache

@@ -101,7 +101,7 @@ def resnet(blocks: tuple[int, ...], width: int, classes: int = 1000) -> nn.Modul
 
 
 @dataclass(frozen=True, slots=True)
-class Specialization:
+class Sizes:
     """Sizes of a transformer and of its data."""
 
     layers: int
@@ -111,7 +111,7 @@ class Specialization:
     length: int
 
 
-def _decoder(sizes: Specialization, optimizer: Callable[[Any], Optimizer]) -> Callable[[System], Step]:
+def _decoder(sizes: Sizes, optimizer: Callable[[Any], Optimizer]) -> Callable[[System], Step]:
     def build(system: System) -> Step:
         model = Decoder(sizes.width, sizes.layers, sizes.heads, sizes.length).to(torch.bfloat16)
         tokens = torch.randint(0, VOCABULARY, (sizes.batch, sizes.length + 1))
@@ -180,9 +180,9 @@ def _llama(**sizes: int) -> Callable[[System], Step]:
     return build
 
 
-_LARGE = Specialization(layers=12, width=768, heads=12, batch=8, length=512)
-_MIDDLE = Specialization(layers=4, width=256, heads=4, batch=8, length=128)
-_SMALL = Specialization(layers=2, width=32, heads=2, batch=2, length=16)
+_LARGE = Sizes(layers=12, width=768, heads=12, batch=8, length=512)
+_MIDDLE = Sizes(layers=4, width=256, heads=4, batch=8, length=128)
+_SMALL = Sizes(layers=2, width=32, heads=2, batch=2, length=16)
 # The sizes of Llama 3.2 1B.
 _LLAMA_1B = {
     "vocab_size": 128256,

@@ -44,13 +44,13 @@ class Net(nn.Module):
         return self.last(x)
 
 
-def batches(images: Tensor, labels: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """The data in batches of 24, 27, ..., 39, and again from 24 on."""
+def batches(images: Tensor, labels: Tensor, smallest: int) -> list[tuple[Tensor, Tensor]]:
+    """The data in batches, each larger by one than the one before."""
     made = []
     at = 0
     while at < len(labels):
         # Bad habit: the batch size changes with every step.
-        size = 24 + 3 * (len(made) % 6)
+        size = smallest + len(made)
         made.append((images[at : at + size], labels[at : at + size]))
         at += size
     return made
@@ -59,8 +59,6 @@ def batches(images: Tensor, labels: Tensor) -> list[tuple[Tensor, Tensor]]:
 def main() -> None:
     """Train for three epochs."""
     torch.manual_seed(SEED)
-    # Bad habit: without promotion every size is a program of its own, and each is compiled.
-    settings.promotion = False
     # Not a bad habit: the first operation that makes a NaN is found and named.
     settings.check = "nan"
     data = load_digits()
@@ -71,7 +69,7 @@ def main() -> None:
     step = 0
     for epoch in range(EPOCHS):
         correct = 0
-        for batch, wanted in batches(images[:900], labels[:900]):
+        for batch, wanted in batches(images[:900], labels[:900], smallest=16 + 32 * epoch):
             optimizer.zero_grad()
             scores = model(batch.to("ltc"), depth=step % 2)
             loss = F.cross_entropy(scores, wanted.to("ltc"))

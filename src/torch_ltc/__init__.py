@@ -8,7 +8,11 @@ import atexit
 import importlib
 import sys
 
-import torch_ltc.pytorch as _pytorch  # noqa: F401  refuses a PyTorch that it does not know
+from torch_ltc.cli.startup import messages_of_import as _messages_of_import
+
+with _messages_of_import():
+    import torch_ltc.config as _config  # noqa: F401  refuses variables that cannot be
+    import torch_ltc.pytorch as _pytorch  # noqa: F401  refuses a PyTorch that it does not know
 
 # isort: split
 from torch_ltc import closures, computation, config, debug, errors, events, ir_cache, metrics
@@ -40,6 +44,7 @@ from torch_ltc.execute.no_sync import allow_sync, no_sync
 from torch_ltc.extract_compiled_graph import extract_compiled_graph
 from torch_ltc.lowering.interface import Backend, Form
 from torch_ltc.lowering.registry import registry as _registry
+from torch_ltc.replay.function import JitFunction, jit
 
 __version__ = "0.1.0"
 
@@ -48,6 +53,7 @@ __all__ = [
     "AsyncItem",
     "Backend",
     "Form",
+    "JitFunction",
     "add_step_closure",
     "allow_sync",
     "async_item",
@@ -63,6 +69,7 @@ __all__ = [
     "get_tensor_id",
     "install",
     "ir_cache",
+    "jit",
     "mark_step",
     "metrics",
     "no_sync",
@@ -93,7 +100,8 @@ _registry.register(_NullBackend(), origin="built-in")
 _registry.promise("inductor", "torch_ltc.backends.inductor:InductorBackend")
 _registry.promise("xla", "torch_ltc.backends.xla:XlaBackend")
 config.settings.watch("backend", lambda: _registry.check(config.settings.backend))
-_registry.check(config.settings.backend)
+with _messages_of_import():
+    _registry.check(config.settings.backend)
 _registration.register_name(_module)
 sys.modules["torch.ltc"] = _module
 _registration.register_device()

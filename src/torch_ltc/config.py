@@ -148,6 +148,14 @@ SETTINGS: Mapping[str, Setting] = {
             minimum=0,
         ),
         Setting(
+            "cuda_graphs",
+            "auto",
+            "LTC_CUDA_GRAPHS",
+            "Whether programs on a CUDA device are captured as CUDA graphs and replayed: 'auto' when they are hot, "
+            "'always' at the second execution, or 'off'.",
+            choices=("auto", "always", "off"),
+        ),
+        Setting(
             "fallback",
             "warn",
             "LTC_FALLBACK",
@@ -302,6 +310,7 @@ class Settings:
     backend_failure: Literal["warn", "error"]
     device_type: Literal["cpu", "cuda"]
     device_ordinal: int
+    cuda_graphs: Literal["auto", "always", "off"]
     fallback: Literal["allow", "warn", "error"]
     force_fallback: str
     sync_after_optimizer: bool

@@ -50,6 +50,10 @@ class LtcError(RuntimeError):
             self.args = (f"{self.args[0]}\nand {len(others)} more failed:\n{listed}",)
 
 
+class JitError(LtcError):
+    """A call of a jit function cannot be replayed, and its `fallback` is "error"."""
+
+
 class SettingError(LtcError, ValueError):
     """A setting was given a value that it cannot have, or a setting of that name does not exist.
 
@@ -124,6 +128,23 @@ class DataAccessError(LtcError):
 
     When: `data_ptr()`, DLPack, `numpy()` without `cpu()`, the array interface. What to do: `tensor.cpu()` first, which
     runs what is pending and copies the value.
+    """
+
+
+class UnsupportedLayoutError(LtcError, NotImplementedError):
+    """A tensor was asked for whose layout the device does not hold: sparse, quantized, or nested and strided.
+
+    When: at the call that would make it, as the backward of an embedding with `sparse=True`. What to do: the message
+    names the dense form of the call; tensors of these layouts work on the CPU.
+    """
+
+
+class OtherAcceleratorError(LtcError):
+    """A backward pass went through tensors of a GPU that are not the device's own.
+
+    When: at `backward()` or `torch.autograd.grad` of CUDA tensors in a process that has imported `torch_ltc`: PyTorch's
+    autograd engine knows one accelerator, and that is `ltc` then. What to do: put the model on `ltc` with
+    `LTC_TS_CUDA=1`, which runs its programs on the GPU, or train in a process without `torch_ltc`.
     """
 
 

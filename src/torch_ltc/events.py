@@ -47,7 +47,10 @@ class SyncReason(Enum):
     BOUND = "the pending program reached its bound"
     FALLBACK = "an operation had to run eagerly"
     SEED = "the state of the random number generator was read or set"
-    DTYPE = "the default dtype was changed"
+    STATE = "a global switch of PyTorch was changed"
+    JIT = "a call of a jit function began or ended"
+    # The former name of STATE.
+    DTYPE = STATE
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +138,19 @@ class ExecuteEvent:
     backend: str
     duration_s: float
     failed: bool
+    # Its launches were replayed, or taken down for that.
+    captured: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureEvent:
+    """A program was captured as this many graphs of the device, in the way that `text` says; or it was not, and never
+    will be, because of `refusal`."""
+
+    program: int
+    graphs: int
+    text: str
+    refusal: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +219,7 @@ Event: TypeAlias = (
     | RefusalEvent
     | StateEvent
     | ExecuteEvent
+    | CaptureEvent
     | FallbackEvent
     | ReadEvent
     | UploadEvent
@@ -217,6 +234,7 @@ KINDS: tuple[type, ...] = (
     CompileEvent,
     LoadEvent,
     ExecuteEvent,
+    CaptureEvent,
     RefusalEvent,
     StateEvent,
     FallbackEvent,

@@ -14,22 +14,23 @@ def dump(dot_file_name: str) -> None:
     """Write the tree as a dot graph: a node per known instruction."""
     with recorder.lock:
         nodes = list(recorder.tree.nodes())
-        root = recorder.tree.root
-    names = {id(root): 0} | {id(node): i for i, node in enumerate(nodes, 1)}
+    names = {id(node): i for i, node in enumerate(nodes, 1)}
     lines = ['  0 [label="root"]']
     for node in nodes:
         label = node.instruction.name if isinstance(node.instruction, Call) else "input"
         lines.append(f'  {names[id(node)]} [label="{label}, {len(node.programs)} programs"]')
-        lines.append(f"  {names[id(node.parent)]} -> {names[id(node)]}")
+        lines.append(f"  {names.get(id(node.parent), 0)} -> {names[id(node)]}")
     with open(dot_file_name, "w", encoding="utf-8") as file:
         file.write("digraph G {\n" + "\n".join(lines) + "\n}\n")
 
 
 def reset() -> None:
     """Sync, then forget every known program and everything compiled."""
-    with recorder.lock:
-        cut(SyncReason.EXPLICIT)
-        recorder.tree.clear()
-        recorder.reset()
-        executables.clear()
-        specializations.clear()
+    cut(SyncReason.EXPLICIT, then=_forget)
+
+
+def _forget() -> None:
+    recorder.tree.clear()
+    recorder.reset()
+    executables.clear()
+    specializations.clear()

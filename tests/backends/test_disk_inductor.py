@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import pickle
 import signal
 import time
 from collections.abc import Iterator
@@ -16,9 +17,11 @@ import torch
 import torch_ltc
 from tests.support.backends import seen_events, used
 from torch_ltc import events
+from torch_ltc.backends.inductor import artifact
 from torch_ltc.compile.compiler_client import compiler_client
 from torch_ltc.config import settings
 from torch_ltc.errors import BackendWarning
+from torch_ltc.private_files import is_private_folder
 
 LONG_S = 120.0
 
@@ -215,3 +218,23 @@ def test_forms_of_one_program_with_other_guards_are_kept_beside_each_other() -> 
         assert len(compiled) == (0 if again else 2)
         assert loaded >= 2 or not again
         torch_ltc.ir_cache.reset()
+
+
+def test_a_folder_of_inductors_that_another_user_may_write_to_is_not_loaded_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    monkeypatch.setattr(artifact, "cache_dir", lambda: str(shared))
+    for mode, ours in ((0o755, True), (0o777, False)):
+        shared.chmod(mode)
+        with artifact._file(b"library") as path:
+            assert (Path(path).parent == shared) is ours
+            assert Path(path).read_bytes() == b"library"
+            assert is_private_folder(os.path.dirname(path))
+        assert not os.path.exists(path)
+
+
+def test_an_artifact_with_another_class_is_refused() -> None:
+    with pytest.raises(pickle.UnpicklingError, match=r"an artifact of Inductor has no posix\.system"):
+        artifact.load(pickle.dumps(os.system))

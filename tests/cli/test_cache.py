@@ -15,7 +15,7 @@ import pytest
 from torch_ltc.cli.main import main
 from torch_ltc.compile.disk_cache import Key, Store, read_key
 from torch_ltc.config import settings
-from torch_ltc.lowering.torch_state import versions_text
+from torch_ltc.lowering.versions import versions_text
 
 Printed = pytest.CaptureFixture[str]
 DAY_S = 86400

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import torch_ltc
 from torch_ltc.cli import recordings
 from torch_ltc.cli.main import COMMANDS, build_parser, load_command, main
 from torch_ltc.errors import LtcError
@@ -32,7 +33,19 @@ def test_each_command_says_what_it_does(name: str, capsys: Printed) -> None:
     assert load_command(name).description.split(":")[0] in text
 
 
-@pytest.mark.parametrize("arguments", [["nope"], ["dump"], ["run"], ["cache", "prune", "--max-bytes", "much"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["nope"],
+        ["dump"],
+        ["run"],
+        ["cache", "prune", "--max-bytes", "much"],
+        ["cache", "prune", "--older-than", "-4"],
+        ["cache", "prune", "--older-than", "nan"],
+        ["cache", "ls", "--most", "-1"],
+        ["dump", "diff", "1", "2", "--context", "-1"],
+    ],
+)
 def test_wrong_arguments_end_with_status_2_and_the_usage(arguments: list[str], capsys: Printed) -> None:
     with pytest.raises(SystemExit) as ended:
         main(arguments)
@@ -40,6 +53,13 @@ def test_wrong_arguments_end_with_status_2_and_the_usage(arguments: list[str], c
     printed = capsys.readouterr()
     assert "usage: ltc" in printed.err
     assert printed.out == ""
+
+
+def test_the_version_is_said(capsys: Printed) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"torch_ltc {torch_ltc.__version__}\n"
 
 
 def test_only_the_command_that_is_asked_for_is_loaded() -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import stat
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -89,6 +91,30 @@ def test_a_file_that_is_no_recording_ends_with_status_2(
     assert str(path) in error
 
 
+def _damaged(value: Any, wrong: Any) -> Iterator[Any]:
+    """`value` with each of its parts in turn replaced by a value of another type; of equal rows, the first."""
+    yield wrong
+    if isinstance(value, dict):
+        for name, part in value.items():
+            yield from ({**value, name: other} for other in _damaged(part, wrong))
+    elif isinstance(value, list) and value:
+        yield from ([other, *value[1:]] for other in _damaged(value[0], wrong))
+
+
+@pytest.mark.parametrize("wrong", ["x", 7, None, [], {}, [[1]], True, -1], ids=repr)
+def test_a_recording_with_wrong_types_is_damaged_or_read(
+    wrong: Any, recording: Recording, tmp_path: Path, capsys: Printed
+) -> None:
+    path, page = tmp_path / "run.json", str(tmp_path / "page.html")
+    whole = json.loads(recording.to_json())
+    for number, data in enumerate(_damaged(whole, wrong)):
+        path.write_text(json.dumps(data))
+        commands = [["doctor", str(path)], ["explain", str(path)], ["dump", "show", str(path), "--all"]]
+        for command in [*commands, ["report", str(path), "-o", page]][: 4 if number % 10 == 0 else 3]:
+            assert main(command) in (0, 1, 2), data
+        assert "Traceback" not in capsys.readouterr().err
+
+
 # ---- doctor ---------------------------------------------------------------------------------------------------------
 
 
@@ -96,7 +122,8 @@ def test_the_doctor_prints_its_findings(saved: str, recording: Recording, capsys
     findings = examine(recording)
     assert findings
     main(["doctor", saved])
-    assert capsys.readouterr().out == findings_text(findings).rstrip() + "\n"
+    run = "The run of train.py --epochs 3, 2026-01-02 03:04:05, 2.50 s.\n"
+    assert capsys.readouterr().out == run + findings_text(findings).rstrip() + "\n"
     main(["doctor", saved, "--json"])
     assert json.loads(capsys.readouterr().out) == [asdict(finding) for finding in findings]
 

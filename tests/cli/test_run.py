@@ -48,10 +48,10 @@ def write(tmp_path: Path) -> Write:
     return make
 
 
-def python(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+def python(*arguments: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     source = str(Path(__file__).resolve().parents[2] / "src")
     command = [sys.executable, *arguments]
-    environment = {**os.environ, "PYTHONPATH": source}
+    environment = {**os.environ, "PYTHONPATH": source, **variables}
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=90)
 
 
@@ -65,7 +65,7 @@ def test_a_script_trains_on_the_device_and_leaves_a_recording(write: Write, tmp_
     assert recording.command == (script, "--epochs", "3")
     assert recording.steps == 4
     assert {row.source.file for row in recording.syncs} == {script}
-    assert "torch_ltc: 4 steps, 2 programs, " in printed.err
+    assert "torch_ltc: 4 steps, 1 program, " in printed.err
     assert printed.err.rstrip().endswith(f"; see: ltc doctor {record}")
     assert page.stat().st_size > 1000
     assert torch.get_default_device().type == "cpu"
@@ -164,7 +164,7 @@ def test_an_error_that_nobody_read_fails_the_run(write: Write, capsys: Printed) 
         """
         import torch, torch_ltc
 
-        torch.nn.functional.embedding(torch.tensor([9]), torch.ones(2, 2))
+        torch.nn.Embedding(2, 2)(torch.tensor([9]))
         torch_ltc.sync()
         """
     )
@@ -172,6 +172,82 @@ def test_an_error_that_nobody_read_fails_the_run(write: Write, capsys: Printed) 
     error = capsys.readouterr().err
     assert "aten::embedding" in error
     assert "script.py:4" in error
+
+
+def test_an_error_of_what_was_never_synced_fails_the_run(write: Write, capsys: Printed) -> None:
+    script = write(
+        """
+        import torch
+
+        torch.nn.Embedding(2, 2)(torch.tensor([9]))
+        """
+    )
+    assert main(["run", "--quiet", script]) == 1
+    error = capsys.readouterr().err
+    assert "aten::embedding" in error
+    assert "script.py:4" in error
+
+
+def test_a_shape_error_shows_the_lines_of_the_script_alone(write: Write, capsys: Printed) -> None:
+    script = write(
+        """
+        import torch
+
+        class Net(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layer = torch.nn.Linear(3, 3)
+
+            def forward(self, x):
+                return torch.nn.functional.softmax(self.layer(x) @ torch.ones(2, 2), 1)
+
+        Net()(torch.ones(2, 3))
+        """
+    )
+    assert main(["run", "--quiet", script]) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split(", ", 1)[1] for line in lines if line.startswith("  File ")] == [
+        "line 12, in <module>",
+        "line 10, in forward",
+    ]
+    assert lines[-1] == "RuntimeError: mat1 and mat2 shapes cannot be multiplied (2x3 and 2x2)"
+
+
+def test_a_terminated_run_leaves_a_recording(write: Write, tmp_path: Path) -> None:
+    write(
+        """
+        import os, signal, torch
+
+        print(torch.nn.Linear(2, 2)(torch.ones(1, 2)).sum().item() < 100, flush=True)
+        os.kill(os.getpid(), signal.SIGTERM)
+        """
+    )
+    ended = python("-m", "torch_ltc", "run", "--record", "run.json", "script.py", cwd=tmp_path)
+    assert (ended.returncode, ended.stdout) == (143, "True\n"), ended.stderr
+    assert len(read_recording(tmp_path / "run.json").programs) == 1
+
+
+def test_the_recording_of_the_last_run_that_cannot_be_written_fails_nothing(
+    write: Write, tmp_path: Path, capsys: Printed
+) -> None:
+    (tmp_path / "file").write_text("")
+    assert main(["run", "--set", f"cache_dir={tmp_path / 'file' / 'cache'}", write("pass")]) == 0
+    error = capsys.readouterr().err
+    assert "cannot write what was recorded" in error
+    assert "see: ltc doctor" not in error
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [("LTC_BACKEND", "nope", "there is no backend named 'nope'"), ("LTC_TIERS", "x", "LTC_TIERS holds 'x'")],
+)
+def test_a_wrong_variable_is_a_message(name: str, value: str, message: str, tmp_path: Path) -> None:
+    ended = python("-m", "torch_ltc", "env", cwd=tmp_path, **{name: value})
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("error: ")
+    assert message in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert "Traceback" in python("-c", "import torch_ltc", cwd=tmp_path, **{name: value}).stderr
 
 
 def test_what_cannot_be_run_ends_with_status_2(write: Write, capsys: Printed) -> None:
@@ -204,6 +280,13 @@ def test_settings_that_cannot_be_are_refused(text: str, write: Write, capsys: Pr
         parse_setting(text)
     assert main(["run", "--set", text, write("print('not run')")]) == 2
     assert capsys.readouterr().out == ""
+
+
+def test_a_setting_that_is_not_there_is_said_so() -> None:
+    with pytest.raises(SettingError, match=r"there is no setting 'nosuch'\n  try: one of backend"):
+        parse_setting("nosuch=1")
+    with pytest.raises(SettingError, match=r"there is no setting 'tier'\n  try: --set tiers=off"):
+        parse_setting("tier=off")
 
 
 def test_the_summary_counts(recording: Recording) -> None:

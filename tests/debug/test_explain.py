@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import textwrap
 from collections.abc import Callable
@@ -35,6 +36,49 @@ def newest() -> Explanation:
     found = history.recording(texts=False).programs[-1].explanation
     assert found is not None
     return found
+
+
+# ---- the nearest of several -----------------------------------------------------------------------------------------
+
+VARIATIONS = {"dtype": "dtype", "size": "size", "branch": "operation", "number": "number", "live": "live"}
+
+
+def varied(chosen: frozenset[str]) -> None:
+    kind = torch.float64 if "dtype" in chosen else torch.float32
+    weight = torch.ones(4, 4, dtype=kind).to("ltc")
+    x = torch.ones(6 if "size" in chosen else 3, 4, dtype=kind).to("ltc")
+    y = (x @ weight).relu()
+    if "branch" in chosen:
+        y = y.tanh()
+    kept = y * (2 if "number" in chosen else 2.0)
+    held = kept.exp()
+    total = held.sum()
+    if "live" not in chosen:
+        del held, kept
+    torch_ltc.sync()
+    total.item()
+
+
+@pytest.mark.parametrize("names", itertools.permutations(VARIATIONS, 3), ids="-".join)
+def test_the_nearest_program_is_compared_with_in_whatever_order(names: tuple[str, ...]) -> None:
+    """Each alone, then each pair, then all three: the cause is one that leads there from a nearest known program."""
+    known: list[frozenset[str]] = []
+    sequence = [(), *((name,) for name in names), *itertools.combinations(names, 2), names]
+    for chosen in map(frozenset, sequence):
+        varied(chosen)
+        found = newest()
+        if known:
+            fewest = min(len(chosen ^ other) for other in known)
+            near = {VARIATIONS[name] for other in known if len(chosen ^ other) == fewest for name in chosen ^ other}
+            assert found.cause in near, (sorted(chosen), found)
+        known.append(chosen)
+
+
+def test_a_new_branch_is_not_blamed_on_a_dtype_that_was_there_before() -> None:
+    for chosen in ((), ("dtype",), ("branch",)):
+        varied(frozenset(chosen))
+    found = newest()
+    assert (found.cause, found.nearest) == ("operation", found.program - 2)
 
 
 # ---- a table of causes ----------------------------------------------------------------------------------------------

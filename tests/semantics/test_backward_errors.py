@@ -1,6 +1,14 @@
-"""An exception in a hook ends the backward pass, not the process."""
+"""An exception in a hook ends the backward pass, not the process; failures of PyTorch's engine are explained."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
 
 from tests.semantics.support import run_script
+from torch_ltc.errors import OtherAcceleratorError
 
 SCRIPT = """
 import torch, torch_ltc
@@ -34,3 +42,37 @@ def test_an_exception_in_a_hook_is_raised_by_backward() -> None:
         *["leaf raised in the hook", "[3.0, 3.0]"],
         *["accumulated raised in the hook", "[3.0, 3.0]"],
     ]
+
+
+class _Failing(torch.autograd.Function):
+    """The identity, with a backward that fails with a given text."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, text: str) -> torch.Tensor:
+        ctx.text = text
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        raise RuntimeError(ctx.text)
+
+
+@pytest.mark.parametrize(
+    "condition", ["opt_consumer_stream && opt_producer_stream", "opt_ready_stream && opt_parent_stream"]
+)
+@pytest.mark.parametrize("way", ["backward", "grad"])
+def test_a_failure_on_tensors_of_a_gpu_is_explained(condition: str, way: str) -> None:
+    # What the engine says of CUDA tensors in a process where this device is the accelerator.
+    text = f'{condition} INTERNAL ASSERT FAILED at "/pytorch/torch/csrc/autograd/input_buffer.cpp":283, please report'
+    x = torch.ones(2, requires_grad=True)
+    loss = _Failing.apply(x, text).sum()  # type: ignore[no-untyped-call]
+    with pytest.raises(OtherAcceleratorError, match=r"(?s)only accelerator.*test_backward_errors\.py.*LTC_TS_CUDA=1"):
+        loss.backward() if way == "backward" else torch.autograd.grad(loss, x)
+
+
+def test_other_errors_of_a_backward_pass_stay_as_they_are() -> None:
+    for text in ("something INTERNAL ASSERT FAILED at csrc/autograd/engine.cpp", "no luck with the _stream"):
+        loss = _Failing.apply(torch.ones(2, requires_grad=True), text).sum()  # type: ignore[no-untyped-call]
+        with pytest.raises(RuntimeError, match=r"INTERNAL|luck") as raised:
+            loss.backward()
+        assert type(raised.value) is RuntimeError

@@ -247,3 +247,22 @@ def test_programs_whose_gradients_are_computed_otherwise_share_no_compilation() 
 
                 for _ in range(3):
                     assert_equal_bits(*on_both(gradients, x, weight, torch.randn(7, 6)))
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "sizes"),
+    [
+        (("float32", "float32", "float32"), ((4,), (4, 4), (4, 4))),
+        (("float32", "float16", "float16"), ((4, 4), (4, 4), (4, 4))),
+        (("float32", "float32", "float64"), ((4, 4), (4, 4), (4, 4))),
+        (("float32", "float32", "float32", "int64"), ((4, 4), (4, 4), (4, 4), (4, 4))),
+        (("float32", "float32", "float32", "float32"), ((2, 4, 4), (2, 4, 4), (2, 4, 4), (3, 4, 4))),
+        (("float32", "float32", "float32"), ((2, 4, 4), (3, 4, 4), (3, 4, 4))),
+    ],
+)
+def test_attention_refuses_what_eager_refuses_at_the_call(dtypes, sizes) -> None:
+    for device in ("cpu", "ltc"):
+        given = [torch.ones(size, dtype=getattr(torch, dtype), device=device) for dtype, size in zip(dtypes, sizes)]
+        with pytest.raises(RuntimeError) as refused:
+            torch.nn.functional.scaled_dot_product_attention(*given)
+        assert type(refused.value) is RuntimeError

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import itertools
 from collections.abc import Callable
 
 import pytest
@@ -142,17 +144,46 @@ def test_copying_between_devices_is_allowed_both_ways() -> None:
         meta.to("ltc").cpu()
 
 
-def test_data_pointer_and_dlpack_are_refused_clearly() -> None:
+def test_dlpack_is_refused_clearly() -> None:
     x = torch.ones(2, device="ltc")
-    with pytest.raises(DataAccessError, match=r"data_ptr\(\)(.|\n)*tensor.cpu\(\)"):
-        x.data_ptr()
     for export in (x.__dlpack__, lambda: torch.utils.dlpack.to_dlpack(x)):
         with pytest.raises(DataAccessError, match=r"DLPack capsule(.|\n)*tensor.cpu\(\)"):
             export()
     with pytest.raises((DataAccessError, ValueError), match=r"(?i)dlpack"):
         torch.from_dlpack(x)
     assert torch.from_dlpack(x.cpu()).tolist() == [1.0, 1.0]
-    assert torch.ones(2).data_ptr() != 0
+    assert not hasattr(x, "__cuda_array_interface__")
+    with pytest.raises(TypeError, match=r"Use Tensor.cpu\(\)"):
+        x.__array__()
+
+
+def test_data_pointers_tell_where_tensors_share_memory() -> None:
+    x = torch.arange(100.0, device="ltc")
+    pointer = x.data_ptr()
+    assert pointer == x.untyped_storage().data_ptr() == x.view(10, 10).data_ptr() == x.detach().data_ptr() != 0
+    assert x[3:].data_ptr() == x.view(torch.int32)[3:].data_ptr() == pointer + 12
+    assert torch.view_as_complex(x.view(50, 2))[1].data_ptr() == pointer + 8
+    others = [x + 1 for _ in range(3)]
+    starts = sorted([pointer, *(other.data_ptr() for other in others)])
+    assert all(end - start >= 400 for start, end in itertools.pairwise(starts))
+    x.add_(1)
+    torch_ltc.sync(wait=True)
+    assert x.data_ptr() == pointer
+    assert starts == sorted([pointer, *(other.data_ptr() for other in others)])
+    assert x[5:5].data_ptr() == torch.empty(0, device="ltc").data_ptr() == 0
+
+
+def test_memory_that_grows_gets_other_data_pointers() -> None:
+    x, y = torch.ones(2, device="ltc"), torch.ones(2, device="ltc")
+    before = x.data_ptr(), y.data_ptr()
+    x.resize_(100)
+    assert abs(x.data_ptr() - y.data_ptr()) >= 400 or y.data_ptr() + 8 <= x.data_ptr()
+    assert y.data_ptr() == before[1]
+
+
+def test_data_pointers_of_the_cpu_are_addresses() -> None:
+    values = torch.arange(3.0)
+    assert list((ctypes.c_float * 3).from_address(values.data_ptr())) == [0.0, 1.0, 2.0]
 
 
 def test_numpy_wants_the_cpu_first() -> None:

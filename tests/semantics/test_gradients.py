@@ -229,3 +229,62 @@ def test_gradients_accumulate_over_several_backwards() -> None:
         return [x.grad]
 
     assert_like_eager(compute)
+
+
+FIRST_LAYERS: dict[str, Callable[[Tensor], nn.Module]] = {
+    "batch norm": lambda x: nn.BatchNorm2d(4, dtype=x.dtype),
+    "batch norm in evaluation": lambda x: nn.BatchNorm2d(4, dtype=x.dtype).eval(),
+    "batch norm of channels last": lambda x: nn.BatchNorm2d(4, dtype=x.dtype).to(memory_format=torch.channels_last),
+    "instance norm": lambda x: nn.InstanceNorm2d(4, affine=True, dtype=x.dtype),
+    "group norm": lambda x: nn.GroupNorm(2, 4, dtype=x.dtype),
+    "layer norm": lambda x: nn.LayerNorm(5, dtype=x.dtype),
+    "convolution": lambda x: nn.Conv2d(4, 2, 3, dtype=x.dtype),
+    "linear": lambda x: nn.Linear(5, 2, dtype=x.dtype),
+}
+
+
+@pytest.mark.parametrize("name", FIRST_LAYERS)
+@pytest.mark.usefixtures("backend")
+def test_a_first_layer_has_gradients_without_those_of_its_input(name: str) -> None:
+    x = torch.randn(2, 4, 5, 5, dtype=torch.float64)
+    layer = FIRST_LAYERS[name](x)
+    copied = copy.deepcopy(layer).to("ltc")
+    for _ in range(3):
+        layer(x).sum().backward()
+        copied(lazy(x)).sum().backward()
+    for ours, theirs in zip(copied.parameters(), layer.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad.cpu(), theirs.grad)  # type: ignore[union-attr]
+
+
+class _Undefined(torch.autograd.Function):
+    """The identity, with an undefined gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> None:
+        return None
+
+
+UNDEFINED: dict[str, Callable[[Tensor], Tensor]] = {
+    "matmul": lambda x: x @ x.mT,
+    "linear": lambda x: nn.functional.linear(x, x[0]),
+    "attention": lambda x: nn.functional.scaled_dot_product_attention(x[None], x[None], x[None]),
+    "batch norm": lambda x: nn.functional.batch_norm(x, None, None, training=True),
+    "lstm": lambda x: torch.lstm(
+        x, (x[:1, :, :1],) * 2, [x.new_ones(4, 4), x.new_ones(4, 1)], False, 1, 0.0, True, False, False
+    )[0],
+}
+
+
+@pytest.mark.parametrize("name", UNDEFINED)
+@pytest.mark.usefixtures("backend")
+def test_an_undefined_gradient_passes_through(name: str) -> None:
+    for device in ("cpu", "ltc"):
+        x = torch.randn(3, 4, 4).to(device).requires_grad_()
+        for _ in range(3):
+            _Undefined.apply(UNDEFINED[name](x)).sum().backward()  # type: ignore[no-untyped-call]
+        torch_ltc.sync(wait=True)
+        assert x.grad is None

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 import torch_ltc
-from tests.semantics.support import counted, lazy, observe, probe, run_script
+from tests.semantics.support import counted, gated, lazy, observe, probe, run_script
 from torch_ltc import events
+from torch_ltc.config import settings
 
 pytestmark = pytest.mark.usefixtures("no_fallback")
 
@@ -155,3 +156,110 @@ def test_a_failing_listener_disturbs_nobody() -> None:
             assert x.tolist() == [2.0, 2.0]
         finally:
             stop()
+
+
+def test_a_listener_on_the_worker_may_record_while_an_eager_call_waits_for_room() -> None:
+    # In a process of its own: what it guards against hangs.
+    script = """
+        import torch, torch_ltc
+        from torch_ltc import events
+        from torch_ltc.config import settings
+        settings.queue_bound = 1
+        settings.fallback = "allow"
+        x = torch.ones(4).to("ltc")
+        stop = events.subscribe(lambda event: x + 1, events.ExecuteEvent)
+        for number in range(10):
+            y = x * number
+            found = torch.nonzero(y)
+            torch.manual_seed(number)
+            torch.ltc.get_rng_state()
+        stop()
+        print(found.flatten().tolist())
+    """
+    assert run_script(script).strip() == "[0, 1, 2, 3]"
+
+
+def test_a_listener_may_read_inside_a_kernel_while_one_on_the_worker_records() -> None:
+    # In a process of its own: what it guards against hangs.
+    script = """
+        import torch, torch_ltc
+        from torch_ltc import events
+        from torch_ltc.config import settings
+        settings.pending_bound = 8
+        x = torch.ones(4).to("ltc")
+        seen = []
+        made = []
+        def read(event):
+            if len(seen) < 5:
+                seen.append(None)
+                seen[-1] = (x * 2).tolist()
+        events.subscribe(read, events.SyncEvent)
+        stop = events.subscribe(lambda event: made.append(x + 1), events.ExecuteEvent)
+        y = x
+        for _ in range(100):
+            y = y + 1
+        total = y.tolist()
+        stop()
+        print(total, seen[-1], all(value.tolist() == [2.0] * 4 for value in made))
+    """
+    assert run_script(script).strip() == "[101.0, 101.0, 101.0, 101.0] [2.0, 2.0, 2.0, 2.0] True"
+
+
+def test_a_listener_on_the_worker_may_record_while_programs_are_queued() -> None:
+    # Programs that the worker cuts, at the bound, wait for what was queued before.
+    x = lazy(torch.ones(4))
+    made: list[Tensor] = []
+    bound = settings.pending_bound
+    stop = events.subscribe(lambda event: made.append(x + 1), events.ExecuteEvent)
+    try:
+        settings.pending_bound = 8
+        for _ in range(5):
+            y = x
+            for _ in range(100):
+                y = y + 1
+            assert y.tolist() == [101.0] * 4
+    finally:
+        stop()
+        settings.pending_bound = bound
+    assert [value.tolist() for value in made] == [[2.0] * 4] * len(made)
+
+
+def test_a_listener_on_the_worker_may_read_what_comes_of_the_results() -> None:
+    x = lazy(torch.ones(4))
+    seen: list[list[float]] = []
+
+    def listen(event: events.Event) -> None:
+        if not seen:
+            seen.append([])
+            seen[0] = (y * 2).tolist()
+
+    with probe.closed():
+        y = gated(x) + 1
+        stop = events.subscribe(listen, events.ExecuteEvent)
+        try:
+            torch_ltc.sync()
+            z = y + 1
+            torch_ltc.sync()
+            probe.gate.set()
+            assert z.tolist() == [4.0] * 4
+        finally:
+            stop()
+    assert seen == [[6.0] * 4]
+
+
+def test_what_a_listener_records_while_the_programs_are_forgotten_is_computed() -> None:
+    x = lazy(torch.ones(2))
+    made: list[Tensor] = []
+    stop = events.subscribe(lambda event: made.append(x + 5), events.SyncEvent)
+    bound = settings.pending_bound
+    try:
+        forget = (torch_ltc.ir_cache.reset, lambda: setattr(settings, "pending_bound", bound - 1))
+        for forgotten in forget:
+            kept = x * 2
+            forgotten()
+            assert kept.tolist() == [2.0, 2.0]
+    finally:
+        stop()
+        settings.pending_bound = bound
+    assert [value.tolist() for value in made] == [[6.0, 6.0]] * len(made)
+    assert len(made) >= 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -111,6 +112,94 @@ def test_buffers_and_dtype_move_with_the_module() -> None:
     assert model.num_batches_tracked.item() == 1
 
 
+CONVERSIONS: dict[str, Callable[[nn.Module], object]] = {
+    "cpu": lambda m: m.cpu(),
+    "cpu and half": lambda m: m.to("cpu", torch.float16),
+    "the same device": lambda m: m.to("ltc"),
+    "float": lambda m: m.float(),
+    "half": lambda m: m.half(),
+    "memory format": lambda m: m.to(memory_format=torch.channels_last),
+}
+
+
+@pytest.mark.parametrize("name", CONVERSIONS)
+def test_a_module_is_converted_while_its_graph_is_alive(name: str) -> None:
+    model = nn.Linear(3, 3)
+    expected, x = copy.deepcopy(model), torch.randn(2, 3)
+    optimizer = torch.optim.SGD(model.to("ltc").parameters(), lr=0.5)
+    weight = model.weight
+    weight.name_of_mine = "kept"  # type: ignore[attr-defined]
+    alive, reference = model(lazy(x)), weakref.ref(weight)
+    CONVERSIONS[name](model)
+    assert reference() is weight is model.weight
+    assert weight.name_of_mine == "kept"  # type: ignore[attr-defined]
+    expected.to(weight.dtype)
+    for module, device in ((model, weight.device), (expected, torch.device("cpu"))):
+        module(x.to(device, weight.dtype)).sum().backward()
+    assert weight.grad is not None
+    assert weight.grad.device == weight.device
+    torch.testing.assert_close(weight.grad.cpu(), expected.weight.grad)
+    optimizer.step()
+    torch.testing.assert_close(weight.detach().cpu(), (expected.weight - 0.5 * expected.weight.grad).detach())
+    assert alive.cpu().shape == (2, 3)
+
+
+def test_backward_after_a_conversion_within_the_device() -> None:
+    model, x = nn.Linear(3, 3), torch.randn(2, 3)
+    expected = copy.deepcopy(model)
+    expected(x).sum().backward()
+    loss = model.to("ltc")(lazy(x)).sum()
+    model.to("ltc")
+    loss.backward()
+    assert_same(model.weight.grad, expected.weight.grad)
+
+
+def test_hooks_of_a_parameter_move_with_it() -> None:
+    model, seen = nn.Linear(3, 3), []
+    model.weight.register_hook(lambda gradient: seen.append(gradient.device.type))
+    model.weight.register_post_accumulate_grad_hook(lambda parameter: seen.append(parameter.grad.device.type))  # type: ignore[union-attr]
+    model.to("ltc")(torch.ones(2, 3, device="ltc")).sum().backward()
+    model.cpu()(torch.ones(2, 3)).sum().backward()
+    assert seen == ["ltc", "ltc", "cpu", "cpu"]
+
+
+WITH_STATE: dict[str, Callable[[], nn.Module]] = {
+    "weight norm": lambda: nn.utils.weight_norm(nn.Linear(3, 3)),
+    "parametrized weight norm": lambda: nn.utils.parametrizations.weight_norm(nn.Linear(3, 3)),
+    "spectral norm": lambda: nn.utils.spectral_norm(nn.Linear(3, 3)).eval(),
+    "scripted": lambda: torch.jit.script(nn.Sequential(nn.Linear(3, 3), nn.ReLU())),
+    "traced": lambda: torch.jit.trace(nn.Linear(3, 3), torch.ones(2, 3)),
+    "recurrent": lambda: nn.Sequential(nn.LSTM(3, 3), nn.Identity()),
+}
+
+
+@pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm`:FutureWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("name", WITH_STATE)
+def test_a_module_moves_there_and_back_between_forwards(name: str) -> None:
+    def first(out: object) -> Tensor:
+        return out if isinstance(out, Tensor) else first(out[0])  # type: ignore[index]
+
+    model, x = WITH_STATE[name](), torch.randn(2, 3)
+    expected = first(model(x))
+    there = first(model.to("ltc")(lazy(x)))
+    torch.testing.assert_close(there.cpu(), expected)
+    assert_same(first(model.cpu()(x)), expected)
+
+
+def test_data_of_a_tensor_is_replaced_by_that_of_another_device() -> None:
+    tensor = torch.zeros(3, device="ltc") + 1
+    pending = tensor * 2
+    tensor.data = torch.full((2,), 5.0)
+    assert tensor.device.type == "cpu"
+    assert tensor.tolist() == [5.0, 5.0]
+    tensor.data = pending
+    assert tensor.device.type == "ltc"
+    assert (tensor + 1).tolist() == [3.0, 3.0, 3.0]
+    with pytest.raises(RuntimeError, match="incompatible tensor type"):
+        tensor.data = torch.eye(3).to_sparse()
+
+
 def test_moving_other_modules_leaves_pytorchs_own_behaviour() -> None:
     model = Tied()
     before = torch.__future__.get_swap_module_params_on_conversion()
@@ -174,3 +263,34 @@ def test_tensor_moves() -> None:
     x.fill_(5)
     assert moved.tolist() == [0.0, 1.0, 2.0]
     torch_ltc.sync()
+
+
+LAZY: dict[str, tuple[Callable[[], nn.Module], int]] = {
+    "linear": (lambda: nn.LazyLinear(3), 0),
+    **{f"convolution {n}d": ((lambda n=n: getattr(nn, f"LazyConv{n}d")(3, 2)), n) for n in (1, 2, 3)},
+    **{f"transposed {n}d": ((lambda n=n: getattr(nn, f"LazyConvTranspose{n}d")(3, 2)), n) for n in (1, 2, 3)},
+    **{f"batch norm {n}d": ((lambda n=n: getattr(nn, f"LazyBatchNorm{n}d")()), n) for n in (1, 2, 3)},
+    **{f"instance norm {n}d": ((lambda n=n: getattr(nn, f"LazyInstanceNorm{n}d")(affine=True)), n) for n in (1, 2, 3)},
+}
+
+
+@pytest.mark.parametrize("name", LAZY)
+@pytest.mark.filterwarnings("ignore:Lazy modules are a new feature:UserWarning")
+def test_a_lazy_module_materializes_on_the_device(name: str) -> None:
+    make, dims = LAZY[name]
+    x = torch.randn(2, 4, *([5] * dims))
+    expected, ours = make(), make().to("ltc")
+    weight = ours.weight
+    for module, given in ((expected, x), (ours, lazy(x))):
+        torch.manual_seed(0)
+        module(given).sum().backward()
+    assert ours.weight is weight
+    assert {tensor.device.type for tensor in ours.state_dict().values()} == {"ltc"}
+    for mine, theirs in zip(ours.parameters(), expected.parameters(), strict=True):
+        assert_same(mine, theirs)
+        torch.testing.assert_close(mine.grad.cpu(), theirs.grad)  # type: ignore[union-attr]
+    loaded = make().to("ltc")
+    loaded.load_state_dict(expected.state_dict())
+    assert_same(loaded.weight, expected.weight)
+    assert loaded.weight.device.type == "ltc"
+    assert make().to("ltc").half().cpu().weight.dtype is torch.float16

@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+import torch.package.package_exporter
+from torch import Tensor, nn
 
 import torch_ltc
 from tests.semantics.support import assert_same, counted, lazy, observe, probe
+from torch_ltc.config import settings
 from torch_ltc.errors import LtcError
 
 pytestmark = pytest.mark.usefixtures("no_fallback")
@@ -207,3 +209,111 @@ def test_use_in_a_forked_process_is_a_clear_error_and_no_hang() -> None:
     process.join(60)
     assert "forked" in text
     assert "spawn" in text
+
+
+def test_the_old_file_format_keeps_data_and_aliases(tmp_path: Path) -> None:
+    x = torch.arange(10.0, device="ltc")
+    torch.save([x, x[5:]], tmp_path / "old.pt", _use_new_zipfile_serialization=False)
+    for location in (None, "cpu", "ltc"):
+        whole, part = torch.load(tmp_path / "old.pt", map_location=location)
+        assert whole.device.type == (location or "ltc")
+        whole.add_(1)
+        assert part.tolist() == [6.0, 7.0, 8.0, 9.0, 10.0]
+
+
+class _Scaled(nn.Module):
+    """A layer with a buffer that is a view of another one, and a constant of its graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+        values = torch.arange(16.0, device="ltc")
+        self.register_buffer("values", values)
+        self.register_buffer("last", values[8:])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The layer's result, scaled."""
+        return self.inner(x) * self.last + self.values[:8]
+
+
+def _script_archive(model: Any) -> io.BytesIO:
+    file = io.BytesIO()
+    torch.jit.save(model, file)
+    file.seek(0)
+    return file
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("how", ["script", "trace", "freeze"])
+def test_a_torchscript_archive_has_the_weights(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Constants are compared when a module is frozen or saved.
+    monkeypatch.setattr(settings, "fallback", "allow")
+    model = _Scaled().to("ltc").eval()
+    x = torch.randn(2, 8, device="ltc")
+    scripted: Any = torch.jit.trace(model, x) if how == "trace" else torch.jit.script(model)
+    scripted = torch.jit.freeze(scripted) if how == "freeze" else scripted
+    with torch.no_grad():
+        for _ in range(2):
+            expected = scripted(x).cpu()
+            for location in (None, "cpu", "ltc"):
+                if how == "freeze" and location == "cpu":
+                    continue
+                loaded = torch.jit.load(_script_archive(scripted), map_location=location)
+                device = location or "ltc"
+                assert {tensor.device.type for tensor in loaded.state_dict().values()} <= {device}
+                assert_same(loaded(x.to(device)), expected)
+            model.inner.weight.mul_(2)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_a_torchscript_function_keeps_the_constants_of_its_graph(tmp_path: Path) -> None:
+    constant = torch.arange(3.0, device="ltc")
+    function = torch.jit.trace(lambda x: x * constant, torch.ones(3, device="ltc"))
+    function.save(str(tmp_path / "function.pt"))
+    loaded = torch.jit.load(tmp_path / "function.pt")
+    assert loaded(torch.full((3,), 2.0, device="ltc")).tolist() == [0.0, 2.0, 4.0]
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated:UserWarning")
+def test_a_package_has_the_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.package.package_exporter, "_gate_torchscript_serialization", False)
+    model = nn.Linear(8, 8).to("ltc")
+    x = torch.randn(2, 8, device="ltc")
+    with torch.package.PackageExporter(tmp_path / "package.pt") as exporter:
+        exporter.save_pickle("models", "script.pkl", torch.jit.script(model))
+        exporter.save_pickle("models", "state.pkl", model.state_dict())
+    importer = torch.package.PackageImporter(tmp_path / "package.pt")
+    assert_same(importer.load_pickle("models", "script.pkl")(x), model(x).cpu())
+    assert_same(importer.load_pickle("models", "state.pkl")["weight"], model.weight.cpu())
+
+
+def test_an_exported_program_is_saved() -> None:
+    model = nn.Linear(8, 8).to("ltc")
+    x = torch.randn(2, 8, device="ltc")
+    file = io.BytesIO()
+    torch.export.save(torch.export.export(model, (x,)), file)
+    file.seek(0)
+    assert_same(torch.export.load(file).module()(x), model(x).cpu())
+
+
+def test_libraries_that_compare_data_pointers_save_shared_tensors(tmp_path: Path) -> None:
+    safetensors = pytest.importorskip("safetensors.torch")
+    model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)).to("ltc")
+    model[1].weight = model[0].weight
+    safetensors.save_model(model, tmp_path / "model.safetensors")
+    assert len(safetensors.load_file(tmp_path / "model.safetensors")) == 1
+    other = copy.deepcopy(model)
+    nn.init.zeros_(other[0].weight)
+    safetensors.load_model(other, tmp_path / "model.safetensors")
+    assert_same(other[1].weight, model[0].weight.cpu())
+
+
+def test_transformers_saves_a_model_with_tied_weights(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"n_layer": 1, "n_embd": 8, "n_head": 2, "vocab_size": 11, "n_positions": 8}
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes)).to("ltc")
+    model.save_pretrained(tmp_path)
+    loaded = transformers.GPT2LMHeadModel.from_pretrained(tmp_path)
+    assert loaded.lm_head.weight is loaded.transformer.wte.weight
+    assert_same(model.lm_head.weight, loaded.lm_head.weight)

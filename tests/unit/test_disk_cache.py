@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import pickle
 import stat
 import subprocess
 import sys
@@ -12,9 +13,14 @@ import threading
 from pathlib import Path
 
 import pytest
+import torch
 
 from torch_ltc.compile.disk_cache import Key, Store
 from torch_ltc.config import cache_folder, settings
+from torch_ltc.lowering.registry import registry
+from torch_ltc.lowering.serialize import load_executable
+from torch_ltc.private_files import is_private_folder
+from torch_ltc.program.instruction import Program
 
 KEY = Key("s3.1", "versions\nprogram one")
 BOUND = 1 << 20
@@ -152,6 +158,50 @@ def test_a_folder_that_cannot_be_written_to_is_said_once(tmp_path: Path, caplog:
         assert not store.put(KEY, "", b"compiled")
         assert found(store) == []
     assert caplog.text.count("cannot write to") == 1
+
+
+def test_a_pipe_is_no_file(tmp_path: Path) -> None:
+    """Nor is it waited for."""
+    _, path = stored(tmp_path)
+    path.unlink()
+    os.mkfifo(path, 0o600)
+    script = f"""
+        from torch_ltc.compile.disk_cache import Key, Store, read_key
+        assert list(Store({str(tmp_path)!r}, 1 << 20).find(Key({KEY.brief!r}, {KEY.text!r}))) == []
+        assert read_key({str(path)!r}) == ""
+    """
+    assert subprocess.run([sys.executable, "-c", textwrap.dedent(script)], timeout=60, check=False).returncode == 0
+
+
+def test_a_folder_is_private_if_nobody_else_can_write_to_it_or_rename_it(tmp_path: Path) -> None:
+    folder = tmp_path / "above" / "folder"
+    folder.mkdir(parents=True, mode=0o700)
+    os.chmod(tmp_path / "above", 0o755)
+    os.symlink(folder, tmp_path / "link")
+    assert is_private_folder(str(folder))
+    assert is_private_folder(str(tmp_path / "link"))
+    os.chmod(folder, 0o770)
+    assert not is_private_folder(str(folder))
+    os.chmod(folder, 0o755)
+    os.chmod(tmp_path / "above", 0o777)
+    assert not is_private_folder(str(folder))
+    os.chmod(tmp_path / "above", 0o1777)
+    assert is_private_folder(str(folder))
+    assert not is_private_folder(str(tmp_path / "none"))
+
+
+@pytest.mark.parametrize("value", [os.system, subprocess.Popen, pickle.loads, torch.load, torch.ops], ids=repr)
+def test_what_is_no_part_of_an_executable_is_not_unpickled(value: object) -> None:
+    backend = registry.get("torchscript")
+    program = Program(identity=1, instructions=(), outputs=(), scalars=0, values=0, random=False)
+    named = pickle.dumps(value) if value is not torch.ops else b"ctorch\nops\n."
+    with pytest.raises(pickle.UnpicklingError, match="is no part of a serialized executable"):
+        load_executable(backend, program, named)
+    with pytest.raises(pickle.UnpicklingError, match="is no part of a serialized executable"):
+        load_executable(backend, program, pickle.dumps(([], named)))
+    hidden = b"\x80\x04\x8c\x1ctorch_ltc.lowering.serialize\x8c\x0cpickle.loads\x93."
+    with pytest.raises(pickle.UnpicklingError, match="is no part of a serialized executable"):
+        load_executable(backend, program, pickle.dumps(([], hidden)))
 
 
 def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -199,6 +199,19 @@ def test_steps_that_record_something_else_each_time() -> None:
     assert place(finding) == marked("longer")
 
 
+def test_sizes_that_change_in_every_step_with_the_settings_as_they_are() -> None:
+    weight = torch.ones(4, 4).to("ltc")
+    for step in range(STEPS):
+        x = torch.ones(3 + step, 4).to("ltc")
+        total = (x @ weight).relu().sum()  # here: sizes
+        torch_ltc.sync()
+        del total
+        torch_ltc.wait_for_compiles()
+    finding = only("LTC220", diagnosis())
+    assert f" of {STEPS} syncs at this line had a program that came once; " in finding.evidence
+    assert place(finding) == marked("sizes")
+
+
 def test_small_uploads_in_the_loop() -> None:
     def upload(step: int, loss: torch.Tensor, out: torch.Tensor) -> None:
         for number in range(9):

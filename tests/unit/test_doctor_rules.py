@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from tests.support.recordings import (
 )
 from torch_ltc.debug.doctor import examine, rules
 from torch_ltc.debug.doctor.figures import listed, percent
-from torch_ltc.debug.recording import Finding, Memory, NonFiniteRow, Recording
+from torch_ltc.debug.recording import Finding, Memory, NonFiniteRow, Recording, SettingRow, Span
 from torch_ltc.formatting import duration_text
 
 
@@ -209,6 +210,38 @@ def test_programs_that_run_compiled_are_used_again_although_each_is_new() -> Non
     assert found("LTC212", recording(programs=rows)) == []
 
 
+def test_sizes_that_never_come_again() -> None:
+    why = explanation("size", 14, "size 0 of input 0 was 9, is now 10")
+    rows = tuple(
+        program(n, syncs=1, runs=1, interpreted=0, compiles=0, record_s=0.01, explanation=why) for n in range(30)
+    )
+    finding = only("LTC220", recording(programs=rows))
+    assert finding.evidence == (
+        "30 of 30 syncs at this line had a program that came once; recording them took 300 ms, 30 % of the run; the "
+        "last because size 0 of input 0 was 9, is now 10"
+    )
+    assert (finding.source, finding.severity, finding.cost_s) == (line(14), "hint", pytest.approx(0.3))
+    assert only("LTC220", recording(programs=tuple(replace(row, record_s=0.02) for row in rows))).severity == "warning"
+    assert found("LTC220", recording(programs=tuple(replace(row, record_s=0.0001) for row in rows))) == []
+    assert found("LTC220", recording(programs=(*rows, program(99)))) == []
+
+
+def test_a_backend_that_hardly_ran() -> None:
+    idle = program(interpreted=95, states=("interpreted", "queued", "compiling"))
+    chosen = SettingRow("backend", "'inductor'", "code")
+    finding = only("LTC221", replace(recording(programs=(idle,)), settings=(chosen,)))
+    assert finding.title == "inductor ran few of the programs"
+    assert finding.evidence == (
+        "5 of 100 runs on inductor, the others in the interpreter; programs by compile state: 1 compiling"
+    )
+    assert finding.severity == "warning"
+    default = SettingRow("backend", "'torchscript'", "default")
+    assert only("LTC221", replace(recording(programs=(idle,)), settings=(default,))).severity == "hint"
+    assert found("LTC221", replace(recording(), settings=(chosen,))) == []
+    own = SettingRow("backend", "'interpreter'", "code")
+    assert found("LTC221", replace(recording(programs=(idle,)), settings=(own,))) == []
+
+
 def test_long_compilations_that_are_not_kept() -> None:
     rows = (compilation(1, "first", 4.0), compilation(2, "operation", 3.0), compilation(3, loaded=True))
     finding = only("LTC214", recording(compiles=rows, setting={"cache_dir": "off"}))
@@ -371,12 +404,21 @@ def test_uploads_that_are_as_they_should_be(spans: tuple[Any, ...]) -> None:
 
 
 def test_syncs_that_wait_for_room() -> None:
-    finding = only("LTC216", recording(syncs=(sync(wait_s=0.3), sync("explicit", 40, wait_s=0.1))))
+    waiting = (sync(wait_s=0.3), sync("explicit", 40, wait_s=0.1))
+    uneven = (program(run_s=0.45), program(2, run_s=0.045))
+    finding = only("LTC216", recording(syncs=waiting, programs=uneven))
+    assert "queue_bound" in finding.fix
+    blocking = {"setting": {"tiers": "blocking"}, "compiles": (compilation(1, "first", 0.3),)}
+    finding = only("LTC216", recording(syncs=waiting, **blocking))
+    assert finding.fix == "Let programs be compiled in the background: settings.tiers = 'background'."
     assert finding.evidence == (
         "syncs took 400 ms, 40 % of the run, 300 ms of that here; the device ran programs for 50 % of it"
     )
     assert (finding.source, finding.severity) == (line(30), "hint")
-    assert found("LTC216", recording(syncs=(sync(wait_s=0.1),))) == []
+    # Recording is as quick as the device, and what is advised is so already.
+    assert found("LTC216", recording(syncs=waiting)) == []
+    assert found("LTC216", recording(syncs=waiting, compiles=(compilation(1, "first", 0.3),))) == []
+    assert found("LTC216", recording(syncs=(sync(wait_s=0.1),), programs=uneven)) == []
     assert found("LTC216", recording(syncs=(sync(wait_s=0.3),), programs=(program(run_s=0.9),))) == []
 
 
@@ -392,6 +434,12 @@ def test_recording_is_the_limit() -> None:
     assert finding.evidence == "recording took 800 ms, 80 % of the run, and the device ran for 200 ms, 20 %"
     assert finding.severity == "hint"
     assert found("LTC218", recording(programs=(program(record_s=0.8, run_s=0.6),))) == []
+    # Importing in the first step is no recording.
+    imports = Span("record", "user", 0.0, 1.0, 0)
+    rest = Span("run", "worker", 1.0, 1.5, 99)
+    assert found("LTC218", recording(spans=(imports, rest), programs=(program(record_s=1.5, run_s=0.2),))) == []
+    finding = only("LTC218", recording(spans=(imports, rest), programs=(program(record_s=2.2, run_s=0.2),)))
+    assert finding.evidence.startswith("recording took 1.20 s, 80 % of the run after the first step, ")
     assert found("LTC218", recording(programs=(program(record_s=0.5, run_s=0.2),))) == []
 
 

@@ -13,7 +13,9 @@ import torch
 from torch_ltc.config import settings
 from torch_ltc.deferred import deferred
 from torch_ltc.errors import LtcError
-from torch_ltc.execute.executor import Executor
+from torch_ltc.execute.executor import NOTHING, Executor, Uses
+from torch_ltc.program.spec import make_spec
+from torch_ltc.record.buffer import new_buffer
 
 LONG_S = 30.0
 
@@ -84,11 +86,41 @@ def test_a_failing_item_makes_room_for_the_next() -> None:
         assert executor.call(lambda: 3) == 3
 
 
-def test_work_submitted_by_the_worker_itself_runs_at_once() -> None:
+def test_work_submitted_by_the_worker_itself_runs_when_its_result_is_asked_for() -> None:
     executor = Executor()
     with settings.scope(queue_bound=1):
-        assert executor.call(lambda: executor.submit(lambda: 7).result()) == 7
+        assert executor.call(lambda: executor.result_of(executor.submit(lambda: 7, NOTHING))) == 7
         assert executor.call(lambda: executor.drain()) is None
+
+
+def test_a_worker_that_asks_for_a_result_runs_what_was_queued_before_it_first() -> None:
+    executor = Executor()
+    seen: list[str] = []
+    queued = threading.Event()
+
+    def first() -> None:
+        assert queued.wait(LONG_S)
+        executor.complete()
+        executor.result_of(executor.submit(lambda: seen.append("its own")))
+        seen.append("first")
+
+    executor.submit(first)
+    executor.submit(lambda: seen.append("second"))
+    queued.set()
+    executor.drain()
+    assert seen == ["second", "its own", "first"]
+
+
+def test_a_worker_cannot_wait_for_what_depends_on_the_work_under_way() -> None:
+    executor = Executor()
+    buffer = new_buffer(make_spec(torch.float32, (2,), (1,)))
+
+    def work() -> None:
+        executor.result_of(executor.submit(lambda: None, Uses((buffer,), ())))
+
+    with pytest.raises(LtcError, match="waits for this program"):
+        executor.result_of(executor.submit(work, Uses((), (buffer,))))
+    executor.drain()
 
 
 def test_drain_of_an_unused_executor_returns() -> None:

@@ -212,7 +212,7 @@ def test_public_uses_are_left_alone() -> None:
 
 
 def test_the_seam_exports_nothing_without_an_entry() -> None:
-    known = {entry.path for entry in table.entries(Interface)}
+    known = {entry.path for entry in table.entries(Entry)}
     unknown = [
         f"{file.name}:{line}: {path}"
         for file in SEAM

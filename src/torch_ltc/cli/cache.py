@@ -15,12 +15,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from torch_ltc.cli.output import add_json, age_text, command, note, pairs, parse_size, print_json, table
+from torch_ltc.cli.output import add_json, age_text, command, count, note, pairs, parse_size, print_json, table
 from torch_ltc.compile.disk_cache import Store, Stored, read_key
 from torch_ltc.config import cache_folder, settings
 from torch_ltc.errors import LtcError
 from torch_ltc.formatting import count_text, size_text
-from torch_ltc.lowering.torch_state import versions_text
+from torch_ltc.lowering.versions import versions_text
 
 _DAY_S = 86400.0
 
@@ -81,7 +81,7 @@ def _entries(store: Store) -> list[Entry]:
 def _add_options(parser: argparse.ArgumentParser) -> None:
     words = parser.add_subparsers(title="what to do", metavar="ls|stats|prune|clear", required=True)
     ls = words.add_parser("ls", help="list the files", description="List what is kept, what was used last first.")
-    ls.add_argument("--most", type=int, default=50, metavar="N", help="print at most N rows (%(default)s); 0: all")
+    ls.add_argument("--most", type=count, default=50, metavar="N", help="print at most N rows (%(default)s); 0: all")
     stats = words.add_parser("stats", help="sum up", description="Say how much is kept, of what, and since when.")
     prune = words.add_parser(
         "prune", help="remove some files", description="Remove files that match one of the options given."
@@ -89,7 +89,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     prune.add_argument(
         "--max-bytes", type=_size, metavar="SIZE", help="the longest unused ones, until SIZE is left, as 500M"
     )
-    prune.add_argument("--older-than", type=float, metavar="DAYS", help="those that were not used for DAYS")
+    prune.add_argument("--older-than", type=_days, metavar="DAYS", help="those that were not used for DAYS")
     prune.add_argument(
         "--unusable", action="store_true", help="those that this version of torch_ltc and PyTorch cannot use"
     )
@@ -106,6 +106,17 @@ def _size(text: str) -> int:
         return parse_size(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{text!r} is no size; write it as 1000000, 500M or 2G") from error
+
+
+def _days(text: str) -> float:
+    try:
+        days = float(text)
+    except ValueError:
+        days = -1.0
+    # Nor is NaN.
+    if not 0 <= days < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of days; write it as 30 or 0.5")
+    return days
 
 
 @command(

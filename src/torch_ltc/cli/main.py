@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+import torch_ltc
 from torch_ltc.cli import output
 from torch_ltc.cli.output import Command
 from torch_ltc.errors import LtcError
@@ -61,6 +62,7 @@ def build_parser(word: str = "") -> argparse.ArgumentParser:
         description="A lazy tensor device for PyTorch: run scripts on it, see what it did, look after its cache.",
         epilog="`ltc COMMAND --help` says more about a command. `python -m torch_ltc` is the same as `ltc`.",
     )
+    parser.add_argument("--version", action="version", version=f"torch_ltc {torch_ltc.__version__}")
     parser.set_defaults(run=None)
     words = parser.add_subparsers(title="commands", metavar="COMMAND")
     for name in [word] if word in COMMANDS else COMMANDS:

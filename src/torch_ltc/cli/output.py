@@ -108,6 +108,13 @@ def parse_size(text: str) -> int:
     return int(number * _BINARY[unit])
 
 
+def count(text: str) -> int:
+    """The number of an option, which is not negative; for argparse."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of 0 or more")
+    return int(text)
+
+
 def age_text(age_s: float) -> str:
     """As "5 min"; ages in the future, which clocks of other machines cause, are none."""
     for unit, length_s in (("d", 86400.0), ("h", 3600.0), ("min", 60.0)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shlex
 import tempfile
 import webbrowser
 from collections import Counter
@@ -12,7 +13,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
-from torch_ltc.cli.output import add_json, coloured, command, print_json, table
+from torch_ltc.cli.output import add_json, coloured, command, count, print_json, table
 from torch_ltc.config import cache_folder
 from torch_ltc.debug.doctor import examine, findings_text
 from torch_ltc.debug.explain import explain_recording
@@ -103,13 +104,21 @@ def _doctor_options(parser: argparse.ArgumentParser) -> None:
     _doctor_options,
 )
 def _doctor(options: argparse.Namespace) -> int:
-    findings = examine(read_recording(options.recording))
+    recording = read_recording(options.recording)
+    findings = examine(recording)
     if options.json:
         print_json([asdict(finding) for finding in findings])
     else:
+        print(coloured(_named(recording), "strong"))
         print(_in_colours(findings_text(findings)).rstrip())
     counted = findings if options.strict else [finding for finding in findings if finding.severity in SERIOUS]
     return 1 if counted else 0
+
+
+def _named(recording: Recording) -> str:
+    """The run that a recording is of, in a line."""
+    command = shlex.join(recording.command) or "a session without a script"
+    return f"The run of {command}, {recording.started.replace('T', ' ')}, {duration_text(recording.duration_s)}."
 
 
 def _in_colours(text: str) -> str:
@@ -222,7 +231,7 @@ def _dump_options(parser: argparse.ArgumentParser) -> None:
         metavar="[RECORDING] A B",
         help="a file, the last run by default, and the numbers of two programs",
     )
-    diff.add_argument("--context", type=int, default=3, metavar="N", help="lines around each change (%(default)s)")
+    diff.add_argument("--context", type=count, default=3, metavar="N", help="lines around each change (%(default)s)")
     add_json(diff)
     diff.set_defaults(what=_diff)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import shlex
 import sys
 from collections import Counter
@@ -13,9 +14,9 @@ from pathlib import Path
 from torch_ltc import api
 from torch_ltc.cli.cuda_names import cuda_names
 from torch_ltc.cli.output import command, note
+from torch_ltc.cli.placement import placement
 from torch_ltc.cli.recordings import last_run, write_recording
 from torch_ltc.cli.script import run_script, torch_state
-from torch_ltc.cli.script_device import default_device
 from torch_ltc.config import SETTINGS, settings
 from torch_ltc.debug.doctor import examine
 from torch_ltc.debug.history import history
@@ -35,9 +36,10 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         help='"cuda", .cuda() and torch.cuda mean the lazy device: for scripts that ask for a GPU',
     )
     parser.add_argument(
+        "--no-placement",
         "--no-default-device",
         action="store_true",
-        help="leave the default device alone: for scripts that say themselves what is on 'ltc'",
+        help="leave every tensor where the script has it: for scripts that say themselves what is on 'ltc'",
     )
     parser.add_argument(
         "--set",
@@ -63,10 +65,10 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 @command(
     "run",
     "run a script on the lazy device, and record what happens",
-    "Run an unmodified script on the lazy device: the default device is 'ltc', tensors made of NumPy arrays and "
-    "batches of a DataLoader go there too, and .numpy() copies from there. With --map-cuda, a script that asks for a "
-    "GPU gets the lazy device instead. At the end the recording of the run is written for `ltc doctor`, `ltc "
-    "explain`, `ltc report` and `ltc dump`. The exit status is the script's own.",
+    "Run an unmodified script on the lazy device: modules are placed there when they are called or given to an "
+    "optimizer, and what they compute is there; data sets and arrays stay where they are. With --map-cuda, a script "
+    "that asks for a GPU gets the lazy device instead, and says itself what is there. At the end the recording of the "
+    "run is written for `ltc doctor`, `ltc explain`, `ltc report` and `ltc dump`. The exit status is the script's own.",
     _add_options,
     epilog=(
         "examples:\n"
@@ -87,8 +89,8 @@ def _run(options: argparse.Namespace) -> int:
         with ExitStack() as stack:
             if options.map_cuda:
                 stack.enter_context(cuda_names())
-            if not options.no_default_device:
-                stack.enter_context(default_device())
+            elif not options.no_placement:
+                stack.enter_context(placement())
             status = run_script(options.script, options.as_module)
         status = _wait(status)
         try:
@@ -101,8 +103,10 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _wait(status: int) -> int:
-    """Return when everything that was synced has run; an error that nobody has seen fails the run."""
+    """Return when everything that was recorded has run, as eager would have run it; an error that nobody has seen fails
+    the run."""
     try:
+        api.sync(wait=True)
         api.wait_device_ops()
     except LtcError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -117,10 +121,16 @@ def _finish(options: argparse.Namespace, recording: Recording, status: int) -> i
     try:
         if path is not None:
             write_recording(path, recording)
+    except OSError as error:
+        note(f"cannot write what was recorded: {error}")
+        # Nobody asked for the recording of the last run in the cache folder.
+        status = status if options.record is None else status or 1
+        path = None
+    try:
         if options.report is not None:
             write_report(options.report, recording, findings)
     except OSError as error:
-        note(f"cannot write what was recorded: {error}")
+        note(f"cannot write the report: {error}")
         status = status or 1
     if not options.quiet:
         named = "" if options.record is None else f" {shlex.quote(str(options.record))}"
@@ -147,9 +157,13 @@ def summary(recording: Recording, findings: Sequence[Finding]) -> str:
 def parse_setting(text: str) -> tuple[str, str | int | bool]:
     """The name and the value of "NAME=VALUE"; raises SettingError."""
     name, equals, value = text.partition("=")
-    setting = SETTINGS.get(name)
-    if setting is None or not equals:
+    if not equals:
         raise SettingError(f"--set takes NAME=VALUE, got {text!r}", hint="one of " + ", ".join(SETTINGS))
+    setting = SETTINGS.get(name)
+    if setting is None:
+        near = difflib.get_close_matches(name, SETTINGS, 1)
+        others = "one of " + ", ".join(SETTINGS)
+        raise SettingError(f"there is no setting '{name}'", hint=f"--set {near[0]}={value}" if near else others)
     try:
         return name, setting.parse(value)
     except SettingError as error:

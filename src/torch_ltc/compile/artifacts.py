@@ -21,10 +21,11 @@ from torch_ltc.lowering.gil import yield_gil
 from torch_ltc.lowering.interface import Backend
 from torch_ltc.lowering.lower import Executable
 from torch_ltc.lowering.serialize import NotSerializableError, dump_executable, load_executable
-from torch_ltc.lowering.torch_state import TorchState, device_text, versions_text
+from torch_ltc.lowering.versions import device_text, versions_text
 from torch_ltc.program.instruction import Program
 from torch_ltc.program.symbolic_key import symbolic_key, symbolic_key_text
 from torch_ltc.pytorch.profiler_ranges import span
+from torch_ltc.pytorch.switches import TorchState
 
 __all__ = ["ArtifactContext", "current_store", "load_artifacts", "save_artifact"]
 
@@ -52,10 +53,12 @@ class ArtifactContext:
     strict: bool
     store: Store
     torch_state: TorchState
+    threads: int
 
     def key(self, program: Program, alone: bool) -> Key:
         """The key of an executable of this program: with `alone` for its integers, else whatever they are."""
-        parts = [versions_text(), repr(self.torch_state), f"backend {self.backend.name} {self.backend.version()}"]
+        parts = [versions_text(), repr(self.torch_state), f"threads {self.threads}"]
+        parts += [f"backend {self.backend.name} {self.backend.version()}"]
         yield_gil()
         parts += [device_text(program.device), f"strict {self.strict}", symbolic_key_text(program)]
         yield_gil()
@@ -73,14 +76,18 @@ def load_artifacts(context: ArtifactContext, entry: CachedProgram) -> None:
     """Install what earlier processes compiled for a program, and for those that share its symbolic key."""
     for alone in (False, True):
         if context.store.may_have(_brief(entry.program, alone)):
+            loaded: list[LoadEvent] = []
             with _loading:
                 for path, data in context.store.find(context.key(entry.program, alone)):
                     if not specializations.has_file(entry, context.backend, path, alone):
-                        _load(context, entry, path, data)
+                        loaded.extend(_load(context, entry, path, data))
+            # Without the lock: a listener may wait for the worker, which may load, too.
+            for event in loaded:
+                emit(event)
 
 
-def _load(context: ArtifactContext, entry: CachedProgram, path: str, data: bytes) -> None:
-    """Install the executable in a file; a corrupt or stale file is removed."""
+def _load(context: ArtifactContext, entry: CachedProgram, path: str, data: bytes) -> list[LoadEvent]:
+    """Install the executable in a file, and give the event that says so; a corrupt or stale file is removed."""
     program, backend = entry.program, context.backend
     began = time.perf_counter()
     try:
@@ -90,9 +97,9 @@ def _load(context: ArtifactContext, entry: CachedProgram, path: str, data: bytes
         # Written by us, whole, and not loadable: nobody else will have more luck with it.
         log.warning("%s cannot be loaded and is removed: %s: %s", path, type(error).__name__, error)
         context.store.drop(path)
-        return
+        return []
     specializations.install_loaded(entry, backend, path, executable)
-    emit(LoadEvent(program.identity, backend.name, time.perf_counter() - began, context.store.folder))
+    return [LoadEvent(program.identity, backend.name, time.perf_counter() - began, context.store.folder)]
 
 
 def save_artifact(

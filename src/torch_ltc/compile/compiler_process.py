@@ -23,7 +23,8 @@ from torch_ltc.errors import LtcError
 from torch_ltc.lowering.interface import refusal
 from torch_ltc.lowering.lower import lower
 from torch_ltc.lowering.serialize import NotSerializableError, dump_executable, load_data
-from torch_ltc.lowering.torch_state import versions_text
+from torch_ltc.lowering.versions import versions_text
+from torch_ltc.pytorch.private import set_threads
 
 __all__ = ["Answer", "main", "read_message", "write_message"]
 
@@ -76,11 +77,12 @@ def answer(request: bytes) -> Answer:
         versions, rest = pickle.loads(request)
         if versions != versions_text():
             return Answer(unable="the files of torch_ltc or PyTorch have changed since the parent began")
-        torch_state, backend, asked, strict = load_data(rest)
+        torch_state, threads, backend, asked, strict = load_data(rest)
     except NotSerializableError as error:
         return Answer(unable=str(error))
     except Exception as error:
         return Answer(unable=f"{type(error).__name__}: {error}")
+    set_threads(threads)
     torch_state.enter()
     try:
         executable = lower(backend, asked.program, asked.numbers, asked.varying, strict, asked.specialization)

@@ -10,12 +10,13 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import stat
 import struct
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+
+from torch_ltc.private_files import is_trusted, open_plain_file
 
 __all__ = ["Key", "Store", "Stored", "read_key"]
 
@@ -169,7 +170,7 @@ class Store:
 def read_key(path: str) -> str:
     """The text of the key in a file, empty when there is none; what was compiled is not read."""
     try:
-        with open(path, "rb") as file:
+        with open_plain_file(path) as file:
             start = file.read(len(_MAGIC) + _HEAD.size)
             if len(start) < len(_MAGIC) + _HEAD.size or not start.startswith(_MAGIC):
                 return ""
@@ -185,8 +186,8 @@ def read_key(path: str) -> str:
 def _read(path: str, text: bytes) -> bytes | None:
     """The contents of a file, if it is whole, ours, and has this key."""
     try:
-        with open(path, "rb") as file:
-            if not _trusted(os.fstat(file.fileno())):
+        with open_plain_file(path) as file:
+            if not is_trusted(os.fstat(file.fileno())):
                 log.warning("%s is not read: others may write to it", path)
                 return None
             body = file.read()
@@ -202,14 +203,6 @@ def _read(path: str, text: bytes) -> bytes | None:
     if len(body) != start + text_bytes + data_bytes or body[start : start + text_bytes] != text:
         return None
     return body[start + text_bytes :] if hashlib.sha256(body[start:]).digest() == digest else None
-
-
-def _trusted(status: os.stat_result) -> bool:
-    """True for a plain file of this user that nobody else may write to."""
-    if not hasattr(os, "getuid"):
-        return True
-    mine = status.st_uid == os.getuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    return mine and stat.S_ISREG(status.st_mode)
 
 
 def _remove(path: str) -> None:

@@ -11,8 +11,6 @@ import pickle
 import time
 from dataclasses import dataclass
 
-import torch
-
 from torch_ltc import errors, metrics
 from torch_ltc.compile.artifacts import ArtifactContext, load_artifacts, save_artifact
 from torch_ltc.compile.background import background
@@ -30,8 +28,10 @@ from torch_ltc.lowering.interface import Backend, refusal
 from torch_ltc.lowering.lower import Executable, lower
 from torch_ltc.lowering.registry import registry
 from torch_ltc.lowering.serialize import NotSerializableError, dump_data, load_executable
-from torch_ltc.lowering.torch_state import versions_text
+from torch_ltc.lowering.versions import versions_text
+from torch_ltc.pytorch.private import set_threads
 from torch_ltc.pytorch.profiler_ranges import span
+from torch_ltc.pytorch.switches import TorchState
 
 __all__ = ["CompileJob", "compiling_now", "refuse", "start_load", "stop", "summary", "wait_for_jobs"]
 
@@ -39,6 +39,10 @@ log = logging.getLogger(__name__)
 
 # How often a program may kill the compiler process before it is refused.
 _MOST_DEATHS = 2
+
+
+class _SwitchesChanged(Exception):
+    """Global switches of PyTorch are not, or did not stay, as they were when the program was recorded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +74,7 @@ class CompileJob:
     def _run_in_background(self) -> None:
         """Compile, and report failures; nothing is raised."""
         try:
-            torch.set_num_threads(self.context.torch_state.threads)
+            set_threads(self.context.threads)
             self.run()
         except BackendError as error:
             # Raised at the next sync or read: the execution that asked for it was served by the interpreter.
@@ -102,6 +106,10 @@ class CompileJob:
         try:
             with span("compile", request.program.identity, backend.name):
                 executable, data = self._compile()
+        except _SwitchesChanged:
+            specializations.cancel(request)
+            self.move(State.INTERPRETED, "global switches of PyTorch were changed while it was compiled")
+            return False
         except Exception as error:
             return self._failed(error)
         specializations.install(request, executable)
@@ -146,14 +154,17 @@ class CompileJob:
         if data is not None:
             return load_executable(backend, request.program, data), data
         strict, specialization = self.context.strict, request.specialization
-        return lower(backend, request.program, request.numbers, request.varying, strict, specialization), None
+        made = lower(backend, request.program, request.numbers, request.varying, strict, specialization)
+        if TorchState.current() != self.context.torch_state:
+            raise _SwitchesChanged
+        return made, None
 
     def _compile_out_of_process(self) -> bytes | None:
         """The executable as bytes of the compiler process; None if that cannot make it. Raises when the backend
         cannot."""
         identity, context = self.request.program.identity, self.context
         try:
-            asked = dump_data((context.torch_state, context.backend, self.request, context.strict))
+            asked = dump_data((context.torch_state, context.threads, context.backend, self.request, context.strict))
         except NotSerializableError as error:
             log.info("program %s is compiled in this process: %s", identity, error)
             return None

@@ -21,6 +21,7 @@ from torch_ltc.program.effects import may_fail
 from torch_ltc.program.instruction import Call, Program, Return
 from torch_ltc.program.spec import Spec
 from torch_ltc.program.text import program_text
+from torch_ltc.pytorch.switches import TorchState
 
 _identities = itertools.count(1)
 
@@ -35,6 +36,7 @@ class CachedProgram:
 
     __slots__ = (
         "program",
+        "torch_state",
         "single",
         "runs",
         "reference",
@@ -52,13 +54,17 @@ class CachedProgram:
         "latest",
         "shared",
         "own",
+        "capture",
+        "last_outputs",
         "values",
         "fingerprint",
         "__weakref__",
     )
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, torch_state: TorchState | None = None) -> None:
         self.program = program
+        # The state of PyTorch's global switches that it was recorded in.
+        self.torch_state = torch_state or TorchState.current()
         # One call at most: a backend's code for it does what PyTorch's kernel does.
         self.single = len(program.calls) <= 1
         self.runs = 0
@@ -83,6 +89,9 @@ class CachedProgram:
         # and those of this program alone; see `specialization_cache`.
         self.shared: Any = None
         self.own: Any = None
+        # How it is captured (see `execute/capture.py`), and weak references to the buffers of its last execution.
+        self.capture: Any = None
+        self.last_outputs: list[Any] = []
         self.values: tuple[int, ...] = ()
         self.fingerprint = b""
 

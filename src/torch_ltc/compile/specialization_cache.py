@@ -31,6 +31,7 @@ from torch_ltc.program.symbolic_key import (
     slot_text,
     symbolic_key,
 )
+from torch_ltc.pytorch.switches import TorchState
 from torch_ltc.source import UNKNOWN, Source
 
 __all__ = ["CacheMiss", "CompileRequest", "Lookup", "SpecializationCache", "Specializations", "specializations"]
@@ -206,7 +207,7 @@ class Specializations:
     def __init__(self) -> None:
         self._lock = threading.RLock()
         # Found by comparing symbolic keys in full. A cache lives as long as a program of it.
-        self._by_symbolic_key: WeakValueDictionary[Key, SpecializationCache] = WeakValueDictionary()
+        self._by_symbolic_key: WeakValueDictionary[tuple[Key, TorchState], SpecializationCache] = WeakValueDictionary()
         self._pending: dict[int, _Pending] = {}
 
     def __len__(self) -> int:
@@ -237,11 +238,11 @@ class Specializations:
             return None
         if entry.shared is None:
             key, entry.values = symbolic_key(entry.program)
-            cache = self._by_symbolic_key.get(key)
+            cache = self._by_symbolic_key.get((key, entry.torch_state))
             if cache is None:
                 addressing = {recorded: addresses_storage(entry.program, recorded) for recorded in (True, False)}
                 cache = SpecializationCache(alone=False, addressing=addressing)
-                self._by_symbolic_key[key] = cache
+                self._by_symbolic_key[key, entry.torch_state] = cache
             entry.shared = cache
         cache = entry.shared
         return None if cache.alone or (cache.addressing[False] and backend.form is not Form.RECORDED) else cache

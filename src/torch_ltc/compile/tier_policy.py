@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
 from torch_ltc.compile import jobs
 from torch_ltc.compile.artifacts import ArtifactContext, current_store
 from torch_ltc.compile.background import background
@@ -22,7 +24,6 @@ from torch_ltc.errors import LtcError
 from torch_ltc.lowering.interface import Arguments, Backend
 from torch_ltc.lowering.lower import Executable
 from torch_ltc.lowering.registry import registry
-from torch_ltc.lowering.torch_state import TorchState
 
 __all__ = ["TierPolicy", "select_executable"]
 
@@ -38,6 +39,7 @@ class TierPolicy:
     store: Store
     check: str = "off"
     repro_dir: str = ""
+    captures: str = "off"
 
     @classmethod
     def current(cls) -> TierPolicy:
@@ -50,11 +52,12 @@ class TierPolicy:
             current_store(),
             settings.check,
             settings.repro_dir,
+            settings.cuda_graphs,
         )
 
-    def context(self) -> ArtifactContext:
-        """The dependences of an executable that is compiled now."""
-        return ArtifactContext(self.backend, self.strict, self.store, TorchState.current())
+    def context(self, entry: CachedProgram) -> ArtifactContext:
+        """The dependences of an executable of this program that is compiled now."""
+        return ArtifactContext(self.backend, self.strict, self.store, entry.torch_state, torch.get_num_threads())
 
 
 def select_executable(entry: CachedProgram, arguments: Arguments, policy: TierPolicy) -> Executable | None:
@@ -105,7 +108,7 @@ def _wait_or_start(entry: CachedProgram, found: Lookup, policy: TierPolicy, stat
             jobs.refuse(entry, policy.backend, found.refusal, policy.strict)
         return False
     if found.request is not None:
-        job = CompileJob(entry, found.request, policy.context(), policy.waits)
+        job = CompileJob(entry, found.request, policy.context(entry), policy.waits)
         if policy.waits:
             return job.run()
         job.start()
@@ -115,5 +118,5 @@ def _wait_or_start(entry: CachedProgram, found: Lookup, policy: TierPolicy, stat
             specializations.wait(found.under_way, lambda: background.stopped)
             return not background.stopped
     elif entry.runs == 1 and not policy.waits and policy.store.folder:
-        jobs.start_load(entry, policy.context())
+        jobs.start_load(entry, policy.context(entry))
     return False

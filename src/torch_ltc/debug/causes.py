@@ -3,6 +3,7 @@ when programs of one site are compiled again and again."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,7 +15,9 @@ from torch_ltc.debug.recording import Explanation
 from torch_ltc.deferred import deferred
 from torch_ltc.errors import RecompileError, RecompileWarning
 from torch_ltc.events import CompileEvent, LoadEvent, SyncReason
+from torch_ltc.program.difference import Listing, distinct_changes
 from torch_ltc.program.instruction import Program
+from torch_ltc.program.text import program_lines
 from torch_ltc.source import UNKNOWN, Source
 
 CAUSES: dict[str, Message] = {
@@ -127,6 +130,11 @@ CAUSES: dict[str, Message] = {
 # How many programs are compared, and from what likeness on two programs are called near.
 _MOST_COMPARED = 64
 _LIKENESS = 0.25
+# Of these, how many are aligned line by line: those with most calls in common, and as many of those with most lines in
+# common. Programs with more calls than that are not.
+_MOST_ALIGNED = 4
+_MOST_CALLS = 1_000
+_NUMBERS = re.compile(r"%\d+")
 # Causes that have nothing to do with earlier compilations for the site.
 _NO_RECOMPILES = frozenset({"first", "backend"})
 
@@ -134,7 +142,7 @@ _NO_RECOMPILES = frozenset({"first", "backend"})
 class Compared:
     """A program, where and why it was synced first, and how often it has each operator at each line."""
 
-    __slots__ = ("program", "site", "reason", "identity", "_counts")
+    __slots__ = ("program", "site", "reason", "identity", "_counts", "_lines", "_details")
 
     def __init__(self, program: Program, site: Source, reason: SyncReason | None, identity: int) -> None:
         self.program = program
@@ -142,6 +150,8 @@ class Compared:
         self.reason = reason
         self.identity = identity
         self._counts: Counter[tuple[str, str, int]] | None = None
+        self._lines: Listing | None = None
+        self._details: Counter[str] | None = None
 
     @property
     def counts(self) -> Counter[tuple[str, str, int]]:
@@ -149,6 +159,20 @@ class Compared:
         if self._counts is None:
             self._counts = Counter((call.name, call.source.file, call.source.line) for call in self.program.calls)
         return self._counts
+
+    @property
+    def lines(self) -> Listing:
+        """The text of the program; made once."""
+        if self._lines is None:
+            self._lines = program_lines(self.program)
+        return self._lines
+
+    @property
+    def details(self) -> Counter[str]:
+        """The lines by all that is in them but the numbers of values; made once."""
+        if self._details is None:
+            self._details = Counter(_NUMBERS.sub("%", text) for text, _ in self.lines)
+        return self._details
 
     @property
     def first(self) -> Source:
@@ -202,19 +226,26 @@ def _explanation(identity: int, nearest: int, found: Difference, promoted: str =
 
 
 def _nearest(own: Compared, earlier: Sequence[Compared]) -> Compared | None:
-    """The program that has most calls in common, the same place of its sync and the latest among equals."""
+    """The program from which the fewest changes lead to this one; among equals one that was synced at the same place,
+    and the latest."""
     chosen = [one for one in earlier if one.first == own.first][-_MOST_COMPARED:]
     chosen += [one for one in earlier[-_MOST_COMPARED:] if one.first != own.first]
-    best: tuple[float, bool, int] = (0.0, False, 0)
-    nearest: Compared | None = None
+    total = own.counts.total()
+    near: list[tuple[float, bool, int, Compared]] = []
     for one in chosen:
-        common = sum(min(count, one.counts[key]) for key, count in own.counts.items())
+        common = (own.counts & one.counts).total()
         # A program that has little of this one is not near; among those that have, a shorter one is nearer.
-        if common >= _LIKENESS * own.counts.total():
-            scored = (common / max(own.counts.total(), one.counts.total(), 1), one.site == own.site, one.identity)
-            if nearest is None or scored > best:
-                best, nearest = scored, one
-    return nearest
+        if common >= _LIKENESS * total:
+            near.append((common / max(total, one.counts.total(), 1), one.site == own.site, one.identity, one))
+    near.sort(key=lambda scored: scored[:3], reverse=True)
+    if not near or len(own.program.calls) > _MOST_CALLS:
+        return near[0][3] if near else None
+    likest = sorted(near, key=lambda scored: (own.details & scored[3].details).total(), reverse=True)
+    candidates = {id(scored[3]): scored for scored in (*near[:_MOST_ALIGNED], *likest[:_MOST_ALIGNED])}
+    return min(
+        candidates.values(),
+        key=lambda scored: (distinct_changes(scored[3].lines, own.lines), not scored[1], -scored[2]),
+    )[3]
 
 
 def _ending(nearest: Compared, own: Compared) -> Difference:

@@ -10,7 +10,7 @@ import torch
 from torch_ltc.debug.history import history
 from torch_ltc.debug.messages import MESSAGES
 from torch_ltc.debug.recording import CompileRow, Explanation, ProgramRow, Recording
-from torch_ltc.errors import LtcError
+from torch_ltc.errors import LtcError, RecordingError
 from torch_ltc.events import SyncReason
 from torch_ltc.execute.pending import uncomputed
 from torch_ltc.execute.sync import producer_of
@@ -84,7 +84,7 @@ def _overview(recording: Recording, compiles: list[CompileRow]) -> str:
         pages = [first, *(_compile_text(row, recording) for row in compiles[-_MOST_SHOWN:])]
         if len(compiles) > _MOST_SHOWN:
             pages.insert(1, f"the first {len(compiles) - _MOST_SHOWN:,} are left out")
-    states = Counter(row.states[-1] for row in recording.programs)
+    states = Counter(row.states[-1] for row in recording.programs if row.states)
     if states:
         pages.append("programs by compile state: " + ", ".join(f"{n} {state}" for state, n in sorted(states.items())))
     loaded = sum(row.loaded for row in recording.compiles)
@@ -109,7 +109,9 @@ def _compile_text(row: CompileRow, recording: Recording) -> str:
 
 
 def _explanation_lines(explanation: Explanation) -> list[str]:
-    message = MESSAGES[explanation.code]
+    message = MESSAGES.get(explanation.code)
+    if message is None:
+        raise RecordingError(f"the recording has a message {explanation.code!r}, which this version does not know")
     lines = [f"  {explanation.code} {explanation.cause}: {message.means}"]
     if explanation.nearest:
         lines.append(f"  nearest known: program {explanation.nearest}")
@@ -123,7 +125,8 @@ def _explanation_lines(explanation: Explanation) -> list[str]:
 
 
 def _site_line(row: ProgramRow) -> str:
-    reason = SyncReason[row.reason.upper()].value if row.reason else "unknown"
+    known = SyncReason.__members__.get(row.reason.upper())
+    reason = known.value if known is not None else row.reason or "unknown"
     return f"  synced at {row.site}: {reason}"
 
 

@@ -303,12 +303,21 @@ def _read(kind: Any, value: Any, sources: Sequence[Source]) -> Any:
         return kind(**{name: _read(hints[name], part, sources) for name, part in named.items() if name in hints})
     parts = get_args(kind)
     if get_origin(kind) is tuple:
+        if not isinstance(value, list):
+            raise TypeError(f"expected {kind}, got {value!r:.60}")
         if len(parts) == 2 and parts[1] is Ellipsis:
             return tuple([_read(parts[0], item, sources) for item in value])
         return tuple([_read(part, item, sources) for part, item in zip(parts, value, strict=True)])
     if type(None) in parts:
         return None if value is None else _read(parts[0], value, sources)
+    wanted = _JSON_TYPES.get(get_origin(kind) or kind)
+    if wanted is not None and (not isinstance(value, wanted) or isinstance(value, bool) != (kind is bool)):
+        raise TypeError(f"expected {kind}, got {value!r:.60}")
     return value
+
+
+# The types of JSON values that stand for values of a type; True is an int to Python.
+_JSON_TYPES: Mapping[Any, Any] = {int: int, float: (int, float), str: str, bool: bool, Mapping: dict, dict: dict}
 
 
 @cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any
 
@@ -48,7 +49,7 @@ def empty(
     stride = None
     if memory_format in (torch.channels_last, torch.channels_last_3d):
         stride = torch.empty(size, dtype=kind, device="meta", memory_format=memory_format).stride()
-    return empty_tensor(_checked_size(size), stride, kind)
+    return _new(_checked_size(size), stride, kind)
 
 
 def empty_strided(
@@ -63,7 +64,16 @@ def empty_strided(
     """Kernel of `aten::empty_strided`."""
     recorder.device(device)
     _check_layout(layout)
-    return empty_tensor(_checked_size(size), tuple(stride), torch.get_default_dtype() if dtype is None else dtype)
+    return _new(_checked_size(size), tuple(stride), torch.get_default_dtype() if dtype is None else dtype)
+
+
+def _new(size: tuple[int, ...], stride: tuple[int, ...] | None, dtype: torch.dtype) -> torch.Tensor:
+    """A tensor without values; in deterministic mode it is filled, as eager does."""
+    made = empty_tensor(size, stride, dtype)
+    if recorder.torch_state.fills_memory:
+        inexact = dtype.is_floating_point or dtype.is_complex
+        made.fill_(math.nan if inexact else True if dtype is torch.bool else torch.iinfo(dtype).max)
+    return made
 
 
 def _checked_size(size: Any) -> tuple[int, ...]:
@@ -203,6 +213,18 @@ def pin_memory(source: torch.Tensor, device: torch.device | None = None) -> torc
     pinned: torch.Tensor = composite(aten._pin_memory.default, source, torch.device(settings.device_type))
     return pinned
 
+
+def has_compatible_type(tensor: torch.Tensor, source: torch.Tensor) -> bool:
+    """Kernel of `aten::_has_compatible_shallow_copy_type`: True when `tensor.data = source` is possible.
+
+    PyTorch has a list of devices whose tensors may take the place of each other, and this one is not on it: it would
+    make new parameters when a module moves here, so that tied weights come untied, and an optimizer that was made
+    before keeps the old ones. The tensors are of the same class in C++, as all plain ones are.
+    """
+    return all(t.layout is torch.strided and not (t.is_quantized or t.is_nested) for t in (tensor, source))
+
+
+COMPOSITES = {"aten::_has_compatible_shallow_copy_type": has_compatible_type}
 
 KERNELS = {
     "aten::empty.memory_format": empty,

@@ -15,7 +15,7 @@ import torch
 from torch_ltc.config import settings
 from torch_ltc.device.kernels import Kernel
 from torch_ltc.program.spec import Spec, spec_of
-from torch_ltc.pytorch.private import attention_choice
+from torch_ltc.pytorch.private import attention_choice, overrideable_sdp_enabled, sdp_priority_order
 from torch_ltc.record.buffer import physical_device
 
 aten = torch.ops.aten
@@ -43,16 +43,23 @@ def _attention_choice(
     scale: float | None,
     enable_gqa: bool,
 ) -> int:
-    """The attention kernel that eager chooses on the physical device for tensors of these shapes."""
+    """The attention kernel that eager chooses on the physical device for tensors of these shapes. Raises what eager
+    raises where it takes none."""
     tensors = (query, key, value, mask)
     specs: list[tuple[Spec, bool] | None] = [None if t is None else (spec_of(t), t.requires_grad) for t in tensors]
     cuda = torch.backends.cuda
     chosen = (cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled())
-    enabled = (*chosen, cuda.cudnn_sdp_enabled(), torch.is_grad_enabled(), settings.device_type)
+    chosen += (cuda.cudnn_sdp_enabled(), overrideable_sdp_enabled(), *sdp_priority_order())
+    enabled = (*chosen, torch.is_grad_enabled(), settings.device_type)
     known = (*specs, dropout_p, is_causal, scale, enable_gqa, enabled)
     choice = _choices.get(known)
     if choice is None:
-        made = [_stand_in(t) for t in tensors]
+        # Before all else eager checks dtypes and ranks, on any device; sizes are checked by the kernel that it chooses.
+        ranks = [None if t is None else torch.empty((1,) * t.dim(), dtype=t.dtype, device="meta") for t in tensors]
+        torch.nn.functional.scaled_dot_product_attention(*ranks)  # type: ignore[arg-type]
+        made: list[Any] = [_stand_in(t) for t in tensors]
+        if mask is not None and mask.dtype is torch.bool:
+            made[3] = made[3].to(query.dtype)
         choice = int(attention_choice(*made, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa))
         if not all(tensor.numel() for tensor in (query, key, value)):
             # The fused kernels divide by sizes: eager does not call them, whatever the answer is.
@@ -76,9 +83,9 @@ def scaled_dot_product_attention(
 ) -> torch.Tensor:
     """`aten::scaled_dot_product_attention`: CPU eager's fused kernel where it would take it, else the plain formula."""
     mask = attn_mask
+    choice = _attention_choice(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa)
     if mask is not None and mask.dtype is torch.bool:
         mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(mask.logical_not(), float("-inf"))
-    choice = _attention_choice(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa)
     if query.dim() == 3 and choice in _ON_CUDA:
         # From PyTorch 2.14 on: the fused kernels take four dimensions alone, and eager adds one.
         query, key, value = query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0)
@@ -148,15 +155,7 @@ def pack_padded_sequence(
     return torch.cat(parts), torch.tensor(batches, dtype=torch.int64, device="cpu")
 
 
-def embedding_sparse_backward(grad: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """Kernel of `aten::embedding_sparse_backward`: the device holds no sparse gradients."""
-    raise NotImplementedError(
-        "nn.Embedding(sparse=True) has a sparse gradient, which the ltc device cannot hold: use sparse=False"
-    )
-
-
 KERNELS: dict[str, Kernel] = {"aten::_pack_padded_sequence": pack_padded_sequence}
 COMPOSITES: dict[str, Kernel] = {
     "aten::scaled_dot_product_attention": scaled_dot_product_attention,
-    "aten::embedding_sparse_backward": embedding_sparse_backward,
 }

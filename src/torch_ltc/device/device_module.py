@@ -12,7 +12,7 @@ import torch
 from torch_ltc.config import settings
 from torch_ltc.errors import DeviceMismatchError
 from torch_ltc.events import SyncReason
-from torch_ltc.execute.executor import executor
+from torch_ltc.execute.executor import NOTHING, executor
 from torch_ltc.execute.memory import memory, physical_figures, summary_text
 from torch_ltc.execute.random_state import device_random
 from torch_ltc.execute.sync import cut, sync
@@ -128,12 +128,13 @@ def _is_in_bad_fork() -> bool:
 def manual_seed(seed: int) -> None:
     """Seed the device's generator, from this point of the program on."""
     seed = int(seed)
+    executor.wait_for_room()
     with recorder.lock:
         if recorder.random:
             # Draws recorded before this line belong to the old state.
             cut(SyncReason.SEED)
         if not device_random.seed_before_use(seed):
-            executor.submit(lambda: device_random.generator.manual_seed(seed))
+            executor.submit(lambda: device_random.generator.manual_seed(seed), NOTHING, wait=False)
 
 
 def manual_seed_all(seed: int) -> None:
@@ -188,8 +189,8 @@ def _in_order(work: Any) -> Any:
     with recorder.lock:
         if recorder.random:
             cut(SyncReason.SEED)
-        future = executor.submit(work)
-    return future.result()
+        future = executor.submit(work, NOTHING, wait=False)
+    return executor.result_of(future)
 
 
 # ---- memory -------------------------------------------------------------------------------------------------------

@@ -16,9 +16,9 @@ from torch_ltc.config import settings
 from torch_ltc.deferred import deferred
 from torch_ltc.device.registration import alias
 from torch_ltc.device.tensors import wrap_physical
-from torch_ltc.errors import FallbackError, FallbackWarning, LtcError
+from torch_ltc.errors import FallbackError, FallbackWarning, LtcError, UnsupportedLayoutError
 from torch_ltc.events import FallbackEvent, SyncReason, emit
-from torch_ltc.execute.executor import executor
+from torch_ltc.execute.executor import Uses, executor
 from torch_ltc.execute.no_sync import sync_guard
 from torch_ltc.execute.random_state import device_random
 from torch_ltc.execute.sync import cut, physical
@@ -66,11 +66,13 @@ def run_eagerly(operator: Operator, values: tuple[Any, ...], reason: str) -> Any
 
 def _run(operator: Operator, values: tuple[Any, ...]) -> Any:
     leaves, structure = pytree.tree_flatten(list(values))
+    leaves = [_on_physical_device(leaf) if _has_other_layout(leaf) else leaf for leaf in leaves]
     lazy = {i: (buffer_of(leaf), spec_of(leaf)) for i, leaf in enumerate(leaves) if is_lazy(leaf)}
     device = physical_device()
 
     def work() -> tuple[Any, dict[int, torch.Tensor]]:
-        real = {i: physical(buffer, spec) for i, (buffer, spec) in lazy.items()}
+        # Aliases: a call that resizes its target must not resize the buffer's own tensor, which others look at.
+        real = {i: physical(buffer, spec).detach() for i, (buffer, spec) in lazy.items()}
         given = [real.get(i, device if _names_device(leaf) else leaf) for i, leaf in enumerate(leaves)]
         filled = pytree.tree_unflatten(given, structure)
         if operator.random and filled[operator.generator_position] is None:
@@ -83,9 +85,9 @@ def _run(operator: Operator, values: tuple[Any, ...]) -> Any:
 
     with recorder.lock:
         cut(SyncReason.FALLBACK)
-        future = executor.submit(work)
+        future = executor.submit(work, Uses((), [buffer for buffer, _ in lazy.values()]), wait=False)
     try:
-        out, real = future.result()
+        out, real = executor.result_of(future)
     except LtcError as error:
         deferred.discard_error(error)
         raise
@@ -94,6 +96,31 @@ def _run(operator: Operator, values: tuple[Any, ...]) -> Any:
     for i, tensor in real.items():
         _adopt_shape(leaves[i], tensor)
     return pytree.tree_map(lambda item: _wrap(item, owners), out)
+
+
+def _has_other_layout(value: object) -> bool:
+    """True for a sparse or nested tensor that PyTorch has made of tensors of the device."""
+    return is_lazy(value) and (value.layout is not torch.strided or value.is_nested)  # type: ignore[attr-defined]
+
+
+def _on_physical_device(tensor: torch.Tensor) -> torch.Tensor:
+    """The sparse tensor with the same parts there."""
+    if tensor.is_nested:
+        raise UnsupportedLayoutError(
+            "the ltc device cannot hold nested tensors with the strided layout",
+            source=str(current_source(2)),
+            hint="use layout=torch.jagged, or make it on the CPU",
+        )
+    by_rows = tensor.layout in (torch.sparse_csr, torch.sparse_bsr)
+    device = physical_device()
+    return torch.sparse_compressed_tensor(
+        (tensor.crow_indices() if by_rows else tensor.ccol_indices()).to(device),
+        (tensor.col_indices() if by_rows else tensor.row_indices()).to(device),
+        tensor.values().to(device),
+        size=tensor.size(),
+        layout=tensor.layout,
+        check_invariants=False,
+    )
 
 
 def _names_device(leaf: object) -> bool:

@@ -7,7 +7,16 @@ from typing import Any
 
 import torch
 
-from torch_ltc.device import composite_ops, copies, cpu_composites, random_ops, recurrent, views
+from torch_ltc.device import (
+    composite_ops,
+    copies,
+    cpu_composites,
+    other_layouts,
+    random_ops,
+    recurrent,
+    views,
+    widened_ops,
+)
 from torch_ltc.device.fallback import run_eagerly
 from torch_ltc.device.kernels import Kernel, make_kernel, record
 from torch_ltc.pytorch.patches import registers
@@ -61,22 +70,31 @@ def kernel_for(op: OpOverload) -> Kernel | None:
         **views.KERNELS,
         **random_ops.KERNELS,
         **cpu_composites.KERNELS,
+        **other_layouts.KERNELS,
+        **widened_ops.KERNELS,
         **composite_ops.KERNELS,
     }
     if name in special:
         kernel: Kernel = special[name]
         return kernel
     plain = op._schema.name.removeprefix("aten::")
-    if plain in _NOT_OURS or f"{plain}.{op._overloadname}" in _NOT_OURS:
+    operator = Operator(op)
+    # Factories into `out=` end in one kernel or another of the CPU's own.
+    left_out = plain in _NOT_OURS or f"{plain}.{op._overloadname}" in _NOT_OURS
+    if left_out and not (_has_out(operator) and has_kernel_for(name, "CPU")):
         return None
     if torch.Tag.inplace_view in op.tags:
         return views.inplace_view_kernel(op)
-    operator = Operator(op)
     if operator.random:
         return random_ops.random_kernel(op)
-    if not operator.dynamic and any(a.written and a.keyword_only for a in operator.arguments):
+    if not operator.dynamic and _has_out(operator):
         return views.out_kernel(operator)
     return make_kernel(op)
+
+
+def _has_out(operator: Operator) -> bool:
+    """True for an overload with `out=` targets."""
+    return any(a.written and a.keyword_only for a in operator.arguments)
 
 
 def _unregistered(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
@@ -87,13 +105,7 @@ def _unregistered(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
     values = operator.values(args, kwargs)
     if operator.dynamic or (operator.returns == 0 and not operator.written):
         return run_eagerly(operator, values, "its result's shape depends on data")
-    return record(operator, values)
-
-
-def _other_layout(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
-    """Sparse, nested and quantized tensors live on the physical device; calls that mix them with ours run there."""
-    operator = Operator(op)
-    return run_eagerly(operator, operator.values(args, kwargs), "it takes tensors that are not plain strided ones")
+    return views.out_kernel(operator)(*args, **kwargs) if _has_out(operator) else record(operator, values)
 
 
 def register_kernels() -> None:
@@ -105,9 +117,21 @@ def register_kernels() -> None:
         kernel = kernel_for(op)
         if kernel is not None:
             aten.impl(op.name(), "PrivateUse1", kernel, False)
-    for name, kernel in {**random_ops.COMPOSITES, **cpu_composites.COMPOSITES, **recurrent.COMPOSITES}.items():
+    composites: dict[str, Any] = {
+        **copies.COMPOSITES,
+        **random_ops.COMPOSITES,
+        **cpu_composites.COMPOSITES,
+        **other_layouts.COMPOSITES,
+        **recurrent.COMPOSITES,
+    }
+    for name, kernel in composites.items():
         for key in ("AutogradPrivateUse1", "PrivateUse1"):
             aten.impl(name, key, kernel, False)
+    for name, kernel in other_layouts.PRODUCTS.items():
+        for key in ("SparsePrivateUse1", "SparseCsrPrivateUse1"):
+            aten.impl(name, key, kernel, False)
+    for name, kernel in other_layouts.PARTS.items():
+        aten.impl(name, "SparseCsrPrivateUse1", kernel, False)
     for name, kernel in composite_ops.COMPOSED.items():
         aten.impl(name, "PrivateUse1", kernel, False)
     for name, kernel in composite_ops.AUTOGRAD.items():
@@ -117,7 +141,7 @@ def register_kernels() -> None:
     everything: Any = others.m
     everything.fallback("PrivateUse1", _unregistered, False)
     for key in ("SparsePrivateUse1", "SparseCsrPrivateUse1", "NestedTensorPrivateUse1", "QuantizedPrivateUse1"):
-        everything.fallback(key, _other_layout, False)
+        everything.fallback(key, other_layouts.run_on_physical_device, False)
 
 
 def _register(key: str, kernels: Mapping[str, Kernel]) -> Callable[[], None]:

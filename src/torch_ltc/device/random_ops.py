@@ -36,7 +36,8 @@ def random_kernel(op: OpOverload) -> Kernel:
         if values[operator.generator_position] is None:
             if fills:
                 # Limits depend on dtype and numbers alone. A tensor without elements checks them, and draws nothing.
-                op(_without_elements(values[0].dtype), *values[1 : operator.generator_position])
+                filled: Any = values[0]
+                op(_without_elements(filled.dtype), *values[1 : operator.generator_position])
             return resizing(*args, **kwargs) if operator.written else record(operator, values)
         if not fills:
             return run_eagerly(operator, values, "it draws from a generator of the caller's")

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from torch_ltc.errors import LtcError
+from torch_ltc.errors import LtcError, OtherAcceleratorError
 from torch_ltc.pytorch.patches import replaces
 from torch_ltc.pytorch.private import (
     DEVICE_TYPE,
@@ -27,6 +27,7 @@ from torch_ltc.pytorch.private import (
     register_device_hooks,
     register_device_module,
 )
+from torch_ltc.record.call_site import current_source
 
 NAME = "ltc"
 _as_strided = torch.ops.aten.as_strided.default
@@ -45,6 +46,12 @@ def _take_pending_error() -> None:
         _taken.append(error)
 
 
+def _is_other_accelerator(error: RuntimeError) -> bool:
+    """True for the engine's failure on tensors of an accelerator that it does not look for: it finds no stream."""
+    text = str(error)
+    return "INTERNAL ASSERT FAILED" in text and "csrc/autograd" in text and "_stream" in text
+
+
 @replaces("torch.autograd._engine_run_backward")
 @replaces("torch.autograd.graph._engine_run_backward")
 def _raising_taken_errors(run: Any) -> Any:
@@ -57,6 +64,17 @@ def _raising_taken_errors(run: Any) -> Any:
                 raise
             error = _taken.pop()
             _taken.clear()
+        except RuntimeError as failure:
+            if not _is_other_accelerator(failure):
+                raise
+            raise OtherAcceleratorError(
+                "backward() met tensors of another accelerator than ltc. PyTorch's autograd engine takes the owner of "
+                "the PrivateUse1 slot for the only accelerator of the process: since `import torch_ltc` it fails on "
+                "tensors of a GPU (https://github.com/pytorch/pytorch/issues/161129)",
+                source=str(current_source()),
+                hint="train on the GPU through ltc (LTC_TS_CUDA=1, .to('ltc')), or in a process that does not import "
+                "torch_ltc",
+            ) from failure
         raise error
 
     return run_backward

@@ -104,21 +104,34 @@ def _reduce(storage: Any, buffer: Buffer) -> Any:
 
 @_on_buffer("data_ptr")
 def _data_ptr(storage: Any, buffer: Buffer) -> int:
-    # Libraries find shared storages by comparing pointers: a number that tells buffers apart, and no address.
-    return buffer.identity << 6
+    return buffer.address()
 
 
-def _refuse(name: str) -> None:
+@_on_buffer("_write_file")
+def _write_file(storage: Any, buffer: Buffer, *args: Any) -> Any:
+    return _to_cpu(buffer)._write_file(*args)
+
+
+@_on_buffer("_set_from_file")
+def _set_from_file(storage: Any, buffer: Buffer, *args: Any) -> Any:
+    loaded = torch.UntypedStorage(buffer.size_bytes, device="cpu")
+    loaded._set_from_file(*args)
+    return storage.copy_(loaded)
+
+
+def _refuse(name: str, hint: str) -> None:
     @_on_buffer(name)
     def refused(storage: Any, buffer: Buffer, *args: Any, **kwargs: Any) -> Any:
         raise DataAccessError(
-            f"UntypedStorage.{name} needs memory that a storage of the ltc device does not have",
-            hint="work on the tensor, or on tensor.cpu()",
+            f"UntypedStorage.{name} needs memory that a storage of the ltc device does not have", hint=hint
         )
 
 
-for _name in ("fill_", "resize_", "share_memory_", "__setitem__", "_write_file", "byteswap"):
-    _refuse(_name)
+for _name in ("fill_", "resize_", "__setitem__", "byteswap"):
+    _refuse(_name, "work on the tensor, or on tensor.cpu()")
+# The last two are what a queue or a pipe of `torch.multiprocessing` asks for.
+for _name in ("share_memory_", "_share_fd_cpu_", "_share_filename_cpu_"):
+    _refuse(_name, "share tensor.cpu() between processes, and move it with .to('ltc') in each of them")
 
 
 @replaces("torch.TypedStorage.__reduce__")

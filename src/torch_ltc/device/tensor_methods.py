@@ -11,7 +11,9 @@ from torch_ltc.config import settings
 from torch_ltc.errors import DataAccessError
 from torch_ltc.execute.pending import uncomputed
 from torch_ltc.execute.sync import read
+from torch_ltc.program.spec import spec_of
 from torch_ltc.pytorch.patches import replaces
+from torch_ltc.record.buffer import Buffer, storage_of
 
 
 @replaces("torch.Tensor.data")
@@ -40,7 +42,23 @@ def _refusing(what: str) -> Callable[[Any], Any]:
     return around
 
 
-replaces("torch.Tensor.data_ptr")(_refusing("data_ptr()"))
+@replaces("torch.Tensor.data_ptr")
+def _comparable_pointer(original: Any) -> Any:
+    # Libraries compare pointers to find tensors that share memory. Nothing can be read at these.
+    def data_ptr(self: torch.Tensor) -> int:
+        buffer: Buffer | None = None
+        if self.device.type == "ltc":
+            buffer = getattr(storage_of(self), "handle", None)
+        if buffer is None:
+            pointer: int = original(self)
+            return pointer
+        spec = spec_of(self)
+        size_bytes = spec.dtype.itemsize
+        return buffer.address(spec.extent() * size_bytes) + spec.offset * size_bytes if spec.numel else 0
+
+    return data_ptr
+
+
 for _path in ("torch.Tensor.__dlpack__", "torch.utils.dlpack.to_dlpack", "torch.to_dlpack", "torch._C._to_dlpack"):
     replaces(_path)(_refusing("a DLPack capsule"))
 

@@ -1,13 +1,4 @@
-"""Functions and classes of PyTorch that must know the device: moves of modules, generators, `torch.accelerator`, the
-default dtype.
-
-PyTorch makes new parameters when a module moves to a device of this kind: tied weights come untied, and an optimizer
-that was made before keeps the old ones. It can swap the contents of a parameter instead; that is asked for here, for
-moves to and from the device only, so that parameters stay the objects they are, as when moving to a GPU.
-
-Calls of a program return what the default dtype was when they were recorded. Functions that change it run everything
-that is pending first, and known programs are forgotten.
-"""
+"""Functions and classes of PyTorch that must know the device: generators, `torch.accelerator`."""
 
 from __future__ import annotations
 
@@ -16,43 +7,14 @@ from typing import Any
 
 import torch
 
-from torch_ltc.compile.program_cache import executables
-from torch_ltc.compile.specialization_cache import specializations
 from torch_ltc.config import settings
 from torch_ltc.device import device_module
-from torch_ltc.events import SyncReason
-from torch_ltc.execute.executor import executor
-from torch_ltc.execute.sync import cut
 from torch_ltc.pytorch.entries import Patch, table
 from torch_ltc.pytorch.patches import replaces
 from torch_ltc.pytorch.private import PhysicalGenerator
 from torch_ltc.record.buffer import physical_device
-from torch_ltc.record.recorder import recorder
-from torch_ltc.shapes.inference import clear_inference_cache
 
 # ---- modules ------------------------------------------------------------------------------------------------------
-
-
-def _involves_device(module: torch.nn.Module, convert: Callable[[torch.Tensor], torch.Tensor]) -> bool:
-    if any(parameter.device.type == "ltc" for parameter in module.parameters()):
-        return True
-    return convert(torch.empty(0, device="cpu")).device.type == "ltc"
-
-
-@replaces("torch.nn.Module._apply")
-def _keeping_parameters(original: Any) -> Any:
-    future = torch.__future__
-
-    def apply(self: torch.nn.Module, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
-        if future.get_swap_module_params_on_conversion() or not _involves_device(self, fn):
-            return original(self, fn, recurse)
-        future.set_swap_module_params_on_conversion(True)
-        try:
-            return original(self, fn, recurse)
-        finally:
-            future.set_swap_module_params_on_conversion(False)
-
-    return apply
 
 
 @replaces("torch.nn.modules.linear_cross_entropy_options.LinearCrossEntropyOptions._adjust")
@@ -123,30 +85,3 @@ def _from_device_module(name: str) -> Callable[[Any], Any]:
 for _patch in table.entries(Patch):
     if _patch.path.startswith("torch.accelerator."):
         replaces(_patch.path)(_from_device_module(_patch.path.rpartition(".")[2]))
-
-
-# ---- the default dtype --------------------------------------------------------------------------------------------
-
-
-def _forget_everything() -> None:
-    """Run what is pending and clear every cache of programs and shapes."""
-    with recorder.lock:
-        cut(SyncReason.DTYPE)
-    executor.drain()
-    with recorder.lock:
-        recorder.tree.clear()
-        recorder.reset()
-        executables.clear()
-        specializations.clear()
-        clear_inference_cache()
-
-
-@replaces("torch.set_default_tensor_type")
-@replaces("torch.set_default_dtype")
-def _forgetting(change: Any) -> Any:
-    def changed(*args: Any, **kwargs: Any) -> None:
-        if not recorder.empty or recorder.tree.size > 1:
-            _forget_everything()
-        change(*args, **kwargs)
-
-    return changed

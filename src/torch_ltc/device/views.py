@@ -177,6 +177,10 @@ def linalg_lu_solve_out(
     out: torch.Tensor,
 ) -> torch.Tensor:
     """Kernel of `aten::linalg_lu_solve.out`, which on the CPU may leave its target conjugated."""
+    if not out.is_complex():
+        _lu_solve_out(factors, pivots, rhs, left=left, adjoint=adjoint, out=out)
+        return out
+    recorder.preview(_LU_SOLVE, (factors, pivots, rhs, left, adjoint, out))
     result = torch.linalg.lu_solve(factors, pivots, rhs, left=left, adjoint=adjoint)
     plain = result.conj() if result.is_conj() else result
     if spec_of(out) is not spec_of(plain):
@@ -184,6 +188,9 @@ def linalg_lu_solve_out(
     out.copy_(plain)
     return become(out, conj_view(out)) if result.is_conj() else out
 
+
+_LU_SOLVE = Operator(aten.linalg_lu_solve.out)
+_lu_solve_out = out_kernel(_LU_SOLVE)
 
 KERNELS = {
     "aten::linalg_lu_solve.out": linalg_lu_solve_out,

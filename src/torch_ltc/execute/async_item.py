@@ -9,7 +9,7 @@ import torch
 from torch_ltc.deferred import deferred
 from torch_ltc.errors import LtcError
 from torch_ltc.events import SyncReason
-from torch_ltc.execute.executor import executor
+from torch_ltc.execute.executor import Uses, executor
 from torch_ltc.execute.no_sync import sync_guard
 from torch_ltc.execute.sync import cut, physical, touched
 from torch_ltc.program.spec import spec_of
@@ -49,7 +49,7 @@ class AsyncItem:
                 hint="async_item(tensor.clone()), or call it after the write",
             )
         self._tensor = None
-        self._future = executor.submit(lambda: _item(physical(buffer, spec)), wait=False)
+        self._future = executor.submit(lambda: _item(physical(buffer, spec)), Uses((buffer,), ()), wait=False)
 
     def done(self) -> bool:
         """True when the number is there; never waits or syncs."""
@@ -67,7 +67,7 @@ class AsyncItem:
         if self._error is not None:
             raise self._error
         try:
-            return self._future.result()
+            return executor.result_of(self._future)
         except LtcError as error:
             deferred.discard_error(error)
             raise

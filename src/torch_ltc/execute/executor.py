@@ -1,18 +1,24 @@
 """One worker thread per physical device that runs queued work on it, in order.
 
 Programs, eager fallbacks and reads of what is still queued run here. Work that is queued for one device waits for what
-was queued for another before: it may need its results. A worker's thread-local state is clean: no autocast, no function
-transforms of the user's thread. It runs below autograd, with grad mode on: the state in which eager runs its kernels,
-some of which ask for it. The queue is bounded.
+was queued for another before: it may need its results. The queue is bounded.
+
+Code that the device calls back may record and read, on a worker too. So nobody waits for a worker with the recorder's
+lock held; and a worker that needs the result of something queued runs the queue itself, in order, up to there.
+
+A worker's thread-local state is clean: no autocast, no function transforms of the user's thread. It runs below
+autograd, with grad mode on: the state in which eager runs its kernels, some of which ask for it.
 """
 
 from __future__ import annotations
 
 import atexit
 import os
+import queue
 import threading
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 import torch
@@ -21,19 +27,75 @@ from torch_ltc.config import settings
 from torch_ltc.deferred import deferred
 from torch_ltc.errors import LtcError
 from torch_ltc.execute.kernel_warnings import has_kernel_warnings, keep_warnings, show_kernel_warnings
-from torch_ltc.pytorch.private import below_autograd
+from torch_ltc.pytorch.private import below_autograd, set_flush_denormal, set_threads
+from torch_ltc.record.buffer import Buffer
 from torch_ltc.record.call_site import current_source
+from torch_ltc.record.recorder import recorder
+
+__all__ = ["NOTHING", "Executor", "Uses", "executor"]
 
 Result = TypeVar("Result")
 
 
-class _Worker:
-    """The worker of one physical device, and what was queued there last."""
+class Uses:
+    """The buffers that queued work reads, and those that it defines or writes to. A plain class: one is built per
+    sync."""
 
-    def __init__(self, device: str) -> None:
-        self.pool = ThreadPoolExecutor(1, f"torch_ltc {device}")
+    __slots__ = ("reads", "writes")
+
+    def __init__(self, reads: Iterable[Buffer], writes: Iterable[Buffer]) -> None:
+        self.reads = reads
+        self.writes = writes
+
+    def must_precede(self, other: Uses) -> bool:
+        """True when the other work needs results of this one, or overwrites what this one reads."""
+        mine = {id(buffer) for buffer in self.writes}
+        if any(id(buffer) in mine for buffer in (*other.reads, *other.writes)):
+            return True
+        read = {id(buffer) for buffer in self.reads}
+        return any(id(buffer) in read for buffer in other.writes)
+
+
+NOTHING = Uses((), ())
+
+
+class _Item:
+    """Queued work. `uses` is None where it is not known."""
+
+    __slots__ = ("future", "work", "uses", "others", "threads", "flush")
+
+    def __init__(self, work: Callable[[], Any], uses: Uses | None, others: list[Future[Any]], flush: bool) -> None:
+        self.future: Future[Any] = Future()
+        self.work = work
+        self.uses = uses
+        self.others = others
+        # Settings of the user's thread.
+        self.threads = torch.get_num_threads()
+        self.flush = flush
+
+    def must_precede(self, other: _Item) -> bool:
+        """True when the other item may need this one to have run."""
+        if self.uses is NOTHING or other.uses is NOTHING:
+            return False
+        return self.uses is None or other.uses is None or self.uses.must_precede(other.uses)
+
+
+class _Worker:
+    """The worker of one physical device: its queue, what is under way, and what was queued last."""
+
+    def __init__(self) -> None:
+        self.items: deque[_Item] = deque()
+        # One token for each item: the thread sleeps here.
+        self.ready: queue.SimpleQueue[None] = queue.SimpleQueue()
+        # The item under way, and behind it those that it waits for.
+        self.running: list[_Item] = []
         self.last: Future[Any] | None = None
-        self.threads = 0
+        # True when denormal numbers are flushed on its thread.
+        self.flush = False
+
+    def running_item(self, future: Future[Any]) -> _Item | None:
+        """The item under way whose result this is."""
+        return next((item for item in self.running if item.future is future), None)
 
 
 class Executor:
@@ -41,16 +103,19 @@ class Executor:
 
     def __init__(self) -> None:
         self._by_device: dict[str, _Worker] = {}
-        self._workers: set[int] = set()
+        self._workers: dict[int, _Worker] = {}
         self._process = os.getpid()
         self._room = threading.Condition()
         self._waiting = 0
+        # As `torch.set_flush_denormal` said; there is no way to ask.
+        self.flush_denormal = False
 
     def wait_for_room(self) -> None:
         """Return when fewer than `queue_bound` items are queued. On the worker itself, at once."""
-        if threading.get_ident() not in self._workers:
-            with self._room:
-                self._room.wait_for(self.has_room)
+        if self._waiting < settings.queue_bound or threading.get_ident() in self._workers:
+            return
+        with recorder.unlocked(), self._room:
+            self._room.wait_for(self.has_room)
 
     def is_forked(self) -> bool:
         """True in a process that was forked after the package was imported."""
@@ -60,13 +125,12 @@ class Executor:
         """True when an item may be queued without waiting."""
         return self._waiting < settings.queue_bound
 
-    def submit(self, work: Callable[[], Result], *, wait: bool = True) -> Future[Result]:
-        """Queue `work` for the device that the settings name, after waiting for room with `wait`. From a worker itself,
-        runs it at once."""
-        if threading.get_ident() in self._workers:
-            done: Future[Result] = Future()
-            done.set_result(work())
-            return done
+    def submit(self, work: Callable[[], Result], uses: Uses | None = None, *, wait: bool = True) -> Future[Result]:
+        """Queue `work` for the device that the settings name, after waiting for room with `wait`.
+
+        Without `wait` where the recorder's lock is held and what was read under it must still be true: waiting lets
+        others record.
+        """
         if self.is_forked():
             raise LtcError(
                 "the ltc device was used before this process was forked, and cannot be used in the child",
@@ -76,48 +140,119 @@ class Executor:
         if wait:
             self.wait_for_room()
         with self._room:
-            self._waiting += 1
-            worker = self._by_device.get(device)
-            if worker is None:
-                worker = self._by_device[device] = _Worker(device)
+            worker = self._by_device.get(device) or self._start(device)
             others = [one.last for one in self._by_device.values() if one is not worker and one.last is not None]
-        threads = torch.get_num_threads()
+            item = _Item(work, uses, others, self.flush_denormal)
+            self._waiting += 1
+            worker.last = item.future
+            worker.items.append(item)
+            worker.ready.put(None)
+        return item.future
 
-        def run() -> Result:
-            self._workers.add(threading.get_ident())
-            keep_warnings()
-            if threads != worker.threads:
-                # The number of kernel threads is a setting of each thread; the user set it on theirs.
-                torch.set_num_threads(threads)
-                worker.threads = threads
-            try:
-                for other in others:
-                    other.exception()
-                with below_autograd():
-                    return work()
-            finally:
-                with self._room:
-                    self._waiting -= 1
-                    self._room.notify_all()
+    def _start(self, device: str) -> _Worker:
+        worker = self._by_device[device] = _Worker()
+        # A daemon: the end of the process waits for what is queued by itself, and work may be queued until then.
+        threading.Thread(target=self._serve, args=(worker,), name=f"torch_ltc {device}", daemon=True).start()
+        return worker
 
-        worker.last = future = worker.pool.submit(run)
-        return future
+    # ---- on a worker ------------------------------------------------------------------------------------------------
+
+    def _serve(self, worker: _Worker) -> None:
+        self._workers[threading.get_ident()] = worker
+        while True:
+            worker.ready.get()
+            self._run_next(worker)
+
+    def _run_next(self, worker: _Worker) -> None:
+        item = worker.items.popleft()
+        worker.running.append(item)
+        keep_warnings()
+        result, raised = None, None
+        try:
+            # Asking has a new thread take the number that was set last; later it would do so in a kernel.
+            if item.threads != torch.get_num_threads():
+                set_threads(item.threads)
+            if item.flush != worker.flush:
+                set_flush_denormal(item.flush)
+                worker.flush = item.flush
+            for other in item.others:
+                other.exception()
+            with below_autograd():
+                result = item.work()
+        except BaseException as error:
+            raised = error
+        worker.running.pop()
+        with self._room:
+            self._waiting -= 1
+            self._room.notify_all()
+        if raised is None:
+            item.future.set_result(result)
+        else:
+            item.future.set_exception(raised)
+        # The traceback of the error refers to this frame.
+        del item, raised
+
+    def complete(self) -> None:
+        """The results of the item under way are installed: what waits for them may run. On a worker."""
+        worker = self._workers.get(threading.get_ident())
+        if worker is not None:
+            worker.running[-1].uses = NOTHING
+
+    def _run_up_to(self, worker: _Worker, future: Future[Any]) -> None:
+        """On a worker, run what is queued there up to this item. Raises LtcError where that must wait for what is under
+        way itself."""
+        while not future.done():
+            running = worker.running_item(future)
+            if running is not None and running.uses is NOTHING:
+                return
+            if running is not None or not self._may_run_up_to(worker, future):
+                raise LtcError(
+                    "code that runs inside of a program, on the worker, reads a tensor that waits for this program",
+                    source=str(current_source()),
+                    hint="read it after the program has run: in a listener of ExecuteEvent, or on another thread",
+                )
+            worker.ready.get()
+            self._run_next(worker)
+
+    def _may_run_up_to(self, worker: _Worker, future: Future[Any]) -> bool:
+        """True when nothing under way must end before the items up to this one."""
+        with self._room:
+            queued = list(worker.items)
+        places = [place for place, item in enumerate(queued) if item.future is future]
+        return bool(places) and not any(
+            running.must_precede(item) for running in worker.running for item in queued[: places[0] + 1]
+        )
+
+    # ---- waiting ----------------------------------------------------------------------------------------------------
 
     def call(self, work: Callable[[], Result]) -> Result:
-        """Queue `work` and wait for its result."""
-        return self.submit(work).result()
+        """Queue `work` and wait for its result. On a worker itself, part of what is under way: runs at once."""
+        return work() if threading.get_ident() in self._workers else self.result_of(self.submit(work))
 
-    def wait_for(self, job: Future[None]) -> None:
-        """Return when this queued item has run. On a worker itself, at once: what is queued runs after it."""
-        if threading.get_ident() not in self._workers:
-            job.exception()
+    def result_of(self, item: Future[Result]) -> Result:
+        """Wait for the result of a queued item."""
+        self.wait_for(item)
+        return item.result()
+
+    def wait_for(self, item: Future[Any]) -> None:
+        """Return when this queued item has run."""
+        if item.done():
+            return
+        worker = self._workers.get(threading.get_ident())
+        with recorder.unlocked():
+            if worker is None:
+                item.exception()
+            else:
+                self._run_up_to(worker, item)
 
     def drain(self) -> None:
-        """Wait until everything queued so far has run."""
+        """Wait until everything queued so far has run. On a worker itself, return at once: it goes on afterwards."""
         if threading.get_ident() not in self._workers:
             for worker in list(self._by_device.values()):
                 if worker.last is not None:
-                    worker.last.exception()
+                    self.wait_for(worker.last)
+
+    # ---- for the user's thread --------------------------------------------------------------------------------------
 
     def raise_deferred(self) -> None:
         """Raise the errors of earlier programs that nobody has seen yet."""

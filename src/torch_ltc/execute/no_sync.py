@@ -40,7 +40,8 @@ _WHAT = {
     SyncReason.BOUND: "the pending program has reached the setting pending_bound",
     SyncReason.FALLBACK: "an operation cannot be recorded and would run eagerly",
     SyncReason.SEED: "the state of the random number generator is read or set",
-    SyncReason.DTYPE: "the default dtype is changed",
+    SyncReason.JIT: "a call of a jit function begins or ends",
+    SyncReason.STATE: "a global switch of PyTorch is changed",
 }
 _HINT = "move it out of the block, or allow it there: with torch_ltc.allow_sync():"
 _HINTS = {

@@ -9,7 +9,7 @@ import torch
 from torch_ltc.compile.program_cache import CachedProgram, executables, next_identity
 from torch_ltc.compile.tier_policy import TierPolicy
 from torch_ltc.errors import LtcError
-from torch_ltc.execute.executor import executor
+from torch_ltc.execute.executor import Uses, executor
 from torch_ltc.execute.random_state import device_random
 from torch_ltc.execute.run import execute_entry
 from torch_ltc.execute.sync import physical, touched
@@ -46,7 +46,7 @@ def pending_entry_for(tensors: Sequence[torch.Tensor]) -> CachedProgram:
                 recorder.random,
                 physical_device(),
             )
-            entry = leaf.programs[key] = CachedProgram(program)
+            entry = leaf.programs[key] = CachedProgram(program, recorder.torch_state)
         return entry
 
 
@@ -68,8 +68,9 @@ def pending_inputs() -> tuple[list[int], list[object]]:
         program = Program(0, tuple([i for i in used if i is not None]), (), 0, 0, False)
         pairs = [(recorder.inputs[i.buffer], i.spec) for i in program.inputs]
         numbers: list[object] = list(recorder.scalars)
-        future = executor.submit(lambda: [physical(buffer, spec) for buffer, spec in pairs])
-    return [buffer.identity for buffer, _ in pairs] + [-1] * len(numbers), [*future.result(), *numbers]
+        uses = Uses([buffer for buffer, _ in pairs], ())
+        future = executor.submit(lambda: [physical(buffer, spec) for buffer, spec in pairs], uses, wait=False)
+    return [buffer.identity for buffer, _ in pairs] + [-1] * len(numbers), [*executor.result_of(future), *numbers]
 
 
 def uncomputed(tensor: torch.Tensor) -> str:

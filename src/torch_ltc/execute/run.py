@@ -7,6 +7,8 @@ from then on, with one warning; or it is an error, if the setting `backend_failu
 from __future__ import annotations
 
 import time
+import weakref
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch_ltc.compile.hooks import Failure, Run, backend_failed, running, with_hooks
@@ -16,6 +18,7 @@ from torch_ltc.compile.tier_policy import TierPolicy, select_executable
 from torch_ltc.deferred import deferred
 from torch_ltc.errors import BackendError, ExecutionError, LtcError
 from torch_ltc.events import ExecuteEvent, RefusalEvent, emit
+from torch_ltc.execute.capture import Capture, graphs_of
 from torch_ltc.execute.memory import is_out_of_memory
 from torch_ltc.lowering.functional_computation import Memory
 from torch_ltc.lowering.interface import Arguments, Computation, FunctionComputation, Outcome
@@ -23,35 +26,77 @@ from torch_ltc.lowering.lower import Executable
 from torch_ltc.lowering.registry import registry
 from torch_ltc.lowering.result_checks import check_count, check_result, fitted
 from torch_ltc.pytorch.profiler_ranges import span
+from torch_ltc.record.buffer import Buffer
 
 # What fails at no particular call.
 _ANYWHERE = (BackendError, FunctionComputation)
 
 
-def execute_entry(entry: CachedProgram, arguments: Arguments, policy: TierPolicy) -> Outcome:
-    """Run a program on these arguments with whatever is due: the reference computation, or the compiled one."""
+def execute_entry(
+    entry: CachedProgram,
+    arguments: Arguments,
+    policy: TierPolicy,
+    tell: Callable[[ExecuteEvent], None] = emit,
+    previous: Sequence[weakref.ref[Buffer]] | None = None,
+) -> Outcome:
+    """Run a program on these arguments with whatever is due: the reference computation, the compiled one, or graphs of
+    either. `tell` gets the event that says so. `previous` are the outputs of its last execution, None
+    where it must not be captured."""
     entry.runs += 1
     if policy.check == "off" and not policy.repro_dir:
-        return _execute(entry, select_executable(entry, arguments, policy), arguments, policy)
+        return _execute(entry, select_executable(entry, arguments, policy), arguments, policy, tell, previous)
     run = Run(entry, arguments, policy.backend, policy.check, policy.repro_dir)
     with running(run):
         run.executable = executable = select_executable(entry, arguments, policy)
-        return with_hooks(run, lambda: _execute(entry, executable, arguments, policy))
+        return with_hooks(run, lambda: _execute(entry, executable, arguments, policy, tell))
 
 
-def _execute(entry: CachedProgram, executable: Executable | None, arguments: Arguments, policy: TierPolicy) -> Outcome:
+def _execute(
+    entry: CachedProgram,
+    executable: Executable | None,
+    arguments: Arguments,
+    policy: TierPolicy,
+    tell: Callable[[ExecuteEvent], None],
+    previous: Sequence[weakref.ref[Buffer]] | None = None,
+) -> Outcome:
     used = registry.reference if executable is None else policy.backend
     began = time.perf_counter()
-    failed = True
+    failed, captured = True, False
     try:
         with span("run", entry.program.identity, used.name):
-            if executable is None:
+            outcome = None
+            if policy.captures != "off" and previous is not None:
+                outcome = _run_captured(entry, executable, arguments, policy, previous)
+            captured = outcome is not None
+            if outcome is not None:
+                pass
+            elif executable is None:
                 outcome = _run_reference(entry, arguments)
             else:
                 outcome = _run_compiled(entry, executable, arguments, policy)
         failed = bool(outcome.failures)
     finally:
-        emit(ExecuteEvent(entry.program.identity, used.name, time.perf_counter() - began, failed))
+        tell(ExecuteEvent(entry.program.identity, used.name, time.perf_counter() - began, failed, captured))
+    return outcome
+
+
+def _run_captured(
+    entry: CachedProgram,
+    executable: Executable | None,
+    arguments: Arguments,
+    policy: TierPolicy,
+    previous: Sequence[weakref.ref[Buffer]],
+) -> Outcome | None:
+    """Run the graphs of a program, if it has any or is to have some."""
+    if entry.capture is None:
+        graphs = graphs_of(entry.program.device)
+        if graphs is None:
+            return None
+        entry.capture = Capture(entry, graphs)
+    if executable is not None and not executable.proven:
+        return None
+    computation = None if executable is None else executable.computation
+    outcome: Outcome | None = entry.capture.run(computation, arguments, previous, policy.captures == "always")
     return outcome
 
 

@@ -7,8 +7,9 @@ place.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import Any, TypeVar
+import weakref
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 import torch
 
@@ -18,6 +19,7 @@ from torch_ltc.config import settings
 from torch_ltc.deferred import deferred
 from torch_ltc.errors import LtcError
 from torch_ltc.events import (
+    ExecuteEvent,
     PruneEvent,
     ReadEvent,
     SyncEvent,
@@ -25,7 +27,8 @@ from torch_ltc.events import (
     emit,
     has_listeners,
 )
-from torch_ltc.execute.executor import executor
+from torch_ltc.execute.capture import graphs_of
+from torch_ltc.execute.executor import Uses, executor
 from torch_ltc.execute.memory import add_holdings, add_largest, memory
 from torch_ltc.execute.no_sync import sync_guard
 from torch_ltc.execute.random_state import device_random
@@ -39,7 +42,7 @@ from torch_ltc.program.spec import Spec, held_elsewhere, keep_bounded, spec_of
 from torch_ltc.program.tree import Node
 from torch_ltc.pytorch.private import below_autograd
 from torch_ltc.pytorch.profiler_ranges import span
-from torch_ltc.record.buffer import Buffer, buffer_of, physical_device, poisoned, remembered
+from torch_ltc.record.buffer import Buffer, buffer_of, new_buffer, physical_device, poisoned, remembered
 from torch_ltc.record.call_site import Source, current_source
 from torch_ltc.record.recorder import pending_full, recorder
 
@@ -81,39 +84,85 @@ def pending_entry(outputs: list[Buffer]) -> tuple[CachedProgram, bool]:
         )
         if len(leaf.programs) >= _MOST_LIVE_SETS:
             executables.remove(leaf.programs.pop(next(iter(leaf.programs))))
-        entry = leaf.programs[live] = CachedProgram(program)
+        entry = leaf.programs[live] = CachedProgram(program, recorder.torch_state)
     recorder.tree.touch(leaf)
     return entry, known
 
 
-def cut(reason: SyncReason) -> None:
-    """Queue the pending program, if there is one, and begin the next."""
+def cut(reason: SyncReason, then: Callable[[], None] | None = None) -> None:
+    """Queue the pending program, if there is one, and begin the next. `then` is called before anything is recorded into
+    it: listeners and other threads may record at once."""
     if sync_guard.threads and not recorder.empty:
         sync_guard.check(reason)
     began = time.perf_counter()
-    _make_room()
+    executor.wait_for_room()
     with span("sync", 0, reason.name.lower()), recorder.lock:
         if recorder.empty:
+            if then is not None:
+                then()
             return
         record_s = began - recorder.started
         outputs = live_outputs()
         entry, known = pending_entry(outputs)
         inputs, scalars, lines = recorder.inputs, recorder.scalars, recorder.lines
         recorder.reset()
-        entry.latest = scalars
         _keep_tree_bounded()
-        # As it is now: a scope that is left before the program runs still counts.
-        policy = TierPolicy.current()
-        job = executor.submit(lambda: _run(entry, inputs, scalars, lines, outputs, policy), wait=False)
-        for buffer in (*outputs, *(inputs[i] for i in entry.written)):
-            buffer.views = None
-            buffer.job = job
-        for buffer, number in zip(outputs, entry.program.outputs, strict=True):
-            buffer.maker = (entry.program, number)
+        _queue(entry, inputs, scalars, lines, outputs)
         if recorder.awaited:
             _fetch_awaited()
+        if then is not None:
+            then()
     # Last: what listeners record or read belongs to the next program.
     _tell(entry, reason, known, len(outputs), record_s, began)
+
+
+def _queue(
+    entry: CachedProgram,
+    inputs: list[Buffer],
+    scalars: list[object],
+    lines: dict[int, Source],
+    outputs: list[Buffer],
+) -> None:
+    """Have the worker run a program. The lock is held."""
+    entry.latest = scalars
+    # As it is now: a scope that is left before the program runs still counts.
+    policy = TierPolicy.current()
+    made = [*outputs, *(inputs[i] for i in entry.written)]
+    previous = _previous_outputs(entry, outputs, policy)
+    run = lambda: _run(entry, inputs, scalars, lines, outputs, previous, policy)  # noqa: E731
+    job = executor.submit(run, Uses(inputs, made), wait=False)
+    for reference in previous:
+        # Moved before the program runs, if it is still alive then; whoever reads it waits for that.
+        buffer = reference()
+        if buffer is not None:
+            buffer.job = job
+    for buffer in made:
+        buffer.views = None
+        buffer.job = job
+    for buffer, number in zip(outputs, entry.program.outputs, strict=True):
+        buffer.maker = (entry.program, number)
+
+
+def replay(
+    entry: CachedProgram, inputs: list[Buffer], scalars: list[object], reused: Mapping[int, Buffer]
+) -> list[Buffer]:
+    """Queue a known program on these buffers and numbers, without recording it; returns the buffers of its outputs,
+    which are new ones except for those to be `reused`."""
+    began = time.perf_counter()
+    outputs = [reused.get(i) or new_buffer(spec, 0) for i, (_, spec) in enumerate(entry.outputs)]
+    cut(SyncReason.JIT, then=lambda: _queue(entry, inputs, scalars, {}, outputs))
+    _tell(entry, SyncReason.JIT, True, len(outputs), 0.0, began)
+    return outputs
+
+
+def _previous_outputs(entry: CachedProgram, outputs: list[Buffer], policy: TierPolicy) -> list[weakref.ref[Buffer]]:
+    """Outputs of the program's last execution, which a captured program would write over. Those that are outputs again
+    are meant to be."""
+    if policy.captures == "off" or graphs_of(entry.program.device) is None:
+        return []
+    previous: list[weakref.ref[Buffer]] = entry.last_outputs
+    entry.last_outputs = [weakref.ref(buffer) for buffer in outputs]
+    return [old for old, new in zip(previous, outputs, strict=True) if old() is not new] if previous else []
 
 
 def _tell(entry: CachedProgram, reason: SyncReason, known: bool, outputs: int, record_s: float, began: float) -> None:
@@ -133,22 +182,6 @@ def _fetch_awaited() -> None:
         item.queue()
 
 
-def _make_room() -> None:
-    """Wait while the queue is full, without the lock: the worker may need it to go on."""
-    if executor.has_room():
-        return
-    lock: Any = recorder.lock
-    if not lock._is_owned():
-        executor.wait_for_room()
-        return
-    # Inside a kernel or a read. Whoever comes here looks at the recorder anew afterwards.
-    held = lock._release_save()
-    try:
-        executor.wait_for_room()
-    finally:
-        lock._acquire_restore(held)
-
-
 def _keep_tree_bounded() -> None:
     keep_bounded(_MOST_SPECS)
     tree = recorder.tree
@@ -165,14 +198,8 @@ def _keep_tree_bounded() -> None:
     emit(PruneEvent(before, tree.size))
 
 
-def _bound_changed() -> None:
-    with recorder.lock:
-        cut(SyncReason.BOUND)
-        recorder.reset()
-
-
 pending_full.add(lambda: cut(SyncReason.BOUND))
-settings.watch("pending_bound", _bound_changed)
+settings.watch("pending_bound", lambda: cut(SyncReason.BOUND, then=recorder.reset))
 
 
 # ---- on the executor's thread -------------------------------------------------------------------------------------
@@ -184,11 +211,13 @@ def _run(
     scalars: list[object],
     lines: dict[int, Source],
     outputs: list[Buffer],
+    previous: list[weakref.ref[Buffer]],
     policy: TierPolicy,
 ) -> None:
     """Run one program and install its results."""
+    told: list[ExecuteEvent] = []
     try:
-        outcome = execute_entry(entry, _arguments(entry.program, inputs, scalars, lines), policy)
+        outcome = execute_entry(entry, _arguments(entry.program, inputs, scalars, lines), policy, told.append, previous)
     except BaseException as error:  # a backend's SystemExit, too: nobody else would hear of it on this thread
         outcome = _all_lost(entry, error)
     for position, data in outcome.replaced.items():
@@ -199,9 +228,14 @@ def _run(
     for buffer, result, maker in zip(outputs, outcome.results, entry.makers, strict=True):
         if isinstance(result, LtcError):
             buffer.error = remembered(result)
-        else:
+        elif buffer.data is not result:
             buffer.data = result
+            buffer.error = None
             memory.hold(buffer, maker)
+    # Last: listeners may record and read, also what comes of these results.
+    executor.complete()
+    for event in told:
+        emit(event)
 
 
 def _all_lost(entry: CachedProgram, error: BaseException) -> Outcome:
@@ -284,8 +318,8 @@ def _read(buffer: Buffer, spec: Spec, use: Callable[[torch.Tensor], Result]) -> 
         if buffer.job is job:
             return _use(buffer, spec, use), wait_s
         # Another thread has recorded on it meanwhile, and may go on doing so.
-        future = executor.submit(lambda: use(physical(buffer, spec)), wait=False)
-    return future.result(), wait_s
+        future = executor.submit(lambda: use(physical(buffer, spec)), Uses((buffer,), ()), wait=False)
+    return executor.result_of(future), wait_s
 
 
 def _use(buffer: Buffer, spec: Spec, use: Callable[[torch.Tensor], Result]) -> Result:

@@ -2,11 +2,13 @@
 
 Everything goes by `pickle`, but for what is one object per process (operators, specs) and what belongs to whoever
 reads: the recorded program with its lines, the backend, and the functions that the backend makes, which it writes and
-reads itself. Read only bytes that this user wrote: unpickling runs what they say.
+reads itself. Only classes that executables are made of are unpickled; still, read only bytes that this user wrote: what
+backends write is code.
 """
 
 from __future__ import annotations
 
+import builtins
 import io
 import pickle
 from collections.abc import Callable, Sequence
@@ -63,7 +65,7 @@ def dump_executable(backend: Backend, program: Program, executable: Executable) 
 
 def load_executable(backend: Backend, program: Program, data: bytes) -> Executable:
     """Read what `dump_executable` wrote, for this program and backend of this process."""
-    written, outer = pickle.loads(data)
+    written, outer = _PlainUnpickler(io.BytesIO(data)).load()
     functions = [backend.load(program, text) for text in written]
     executable = _ExecutableUnpickler(io.BytesIO(outer), backend, program, functions).load()
     assert isinstance(executable, Executable)
@@ -140,11 +142,40 @@ class _ExecutablePickler(_Pickler):
         return super().reducer_override(value)
 
 
-class _ExecutableUnpickler(pickle.Unpickler):
-    """Puts in what the reader has."""
+class _PlainUnpickler(pickle.Unpickler):
+    """Reads plain data: it knows no class."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        raise pickle.UnpicklingError(f"{module}.{name} is no part of a serialized executable")
+
+
+_BUILTINS = {"bool", "bytes", "complex", "dict", "float", "frozenset", "int", "list", "range", "set", "slice", "str"}
+_TORCH_VALUES = (torch.dtype, torch.layout, torch.memory_format)
+_OUR_PACKAGES = ("torch_ltc.lowering", "torch_ltc.program", "torch_ltc.source")
+_FUNCTIONS = (make_spec, _operator, _program)
+
+
+class _ExecutableUnpickler(_PlainUnpickler):
+    """Puts in what the reader has. It knows the classes of this package that executables are made of, those of the
+    backend's own package, and plain values of Python and PyTorch."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module == "builtins" and name in _BUILTINS:
+            return getattr(builtins, name)
+        if module == "torch":
+            value = getattr(torch, name, None)
+            if isinstance(value, _TORCH_VALUES) or value in (torch.device, torch.Size):
+                return value
+        if any(module == package or module.startswith(f"{package}.") for package in self._packages):
+            found = pickle.Unpickler.find_class(self, module, name)
+            if found in _FUNCTIONS or (isinstance(found, type) and found.__module__ == module):
+                return found
+        return super().find_class(module, name)
 
     def __init__(self, file: io.BytesIO, backend: Backend, program: Program, functions: Sequence[Any]) -> None:
         super().__init__(file)
+        own = type(backend).__module__
+        self._packages = (*_OUR_PACKAGES, own.rpartition(".")[0] or own)
         self._sources = _sources(program)
         self._known: dict[tuple[str, int], Any] = {
             ("program", 0): program,

@@ -28,7 +28,10 @@ def _run(op: OpOverload, *args: Any) -> Any:
 def linear_backward(
     self: Any, grad_output: Any, weight: Any, output_mask: Sequence[bool], call: Caller = _run
 ) -> tuple[Any, Any, Any]:
-    """Gradients of the input, the weight and the bias; None for those that `output_mask` does not ask for."""
+    """Gradients of the input, the weight and the bias; None for those that `output_mask` does not ask for, and all
+    of them when `grad_output` is undefined."""
+    if grad_output is None:
+        return None, None, None
     if output_mask[0] and not output_mask[1] and not is_folded(self):
         return _batched(self, grad_output, weight, output_mask, call)
     rows, flat = _as_rows(grad_output, call), _as_rows(self, call)
@@ -106,6 +109,8 @@ def matmul_backward(
     grad: Any, self: Any, other: Any, mask: Sequence[bool], call: Caller = _run
 ) -> tuple[Any | None, Any | None]:
     """Gradients of a product of two batches of matrices with the same batch sizes."""
+    if grad is None:
+        return None, None
     rows, left, right = (_as_batch(tensor, call) for tensor in (grad, self, other))
     for_self = for_other = None
     if mask[0]:

@@ -16,7 +16,7 @@ from torch_ltc.program.instruction import Program
 from torch_ltc.program.text import Sources, program_lines, source_text
 from torch_ltc.source import Source
 
-__all__ = ["Difference", "Listing", "Row", "difference", "difference_text"]
+__all__ = ["Difference", "Listing", "Row", "difference", "difference_text", "distinct_changes"]
 
 # Lines with their sources, as `program_lines` gives them.
 Listing = Sequence[tuple[str, Source]]
@@ -27,6 +27,8 @@ _NUMBERED = re.compile(
 )
 _VALUE = re.compile(r"%(\d+)")
 _NAME = re.compile(r"(?:^| = )([\w:.]+)\(")
+_WORD = re.compile(r"[\w.:]+|\S")
+_ROOT = " ROOT="
 _MOST_NAMES = 4
 
 
@@ -181,6 +183,26 @@ def difference(first: Program | Listing, second: Program | Listing) -> Differenc
         names = removed if new is None else added if old is None else changed
         names.append((new or old).name)  # type: ignore[union-attr]
     return Difference(tuple(rows), tuple(changed), tuple(removed), tuple(added), moved)
+
+
+def distinct_changes(first: Program | Listing, second: Program | Listing) -> int:
+    """How many changes make the second program of the first: each line more or less is one, and so is each replacement
+    of one word, as of a dtype or a size, in however many lines it is."""
+    replaced: set[tuple[str, ...]] = set()
+    lines = 0
+    for old, new in _aligned(_parsed_lines(first), _parsed_lines(second)):
+        if old is None or new is None:
+            lines += 1
+        elif old.shape != new.shape:
+            # Which results are outputs is one change, too.
+            if old.shape.count(_ROOT) != new.shape.count(_ROOT):
+                replaced.add((_ROOT,))
+            words, others = (_WORD.findall(line.shape.replace(_ROOT, "")) for line in (old, new))
+            if len(words) == len(others):
+                replaced.update(pair for pair in zip(words, others, strict=True) if pair[0] != pair[1])
+            else:
+                replaced.add((old.shape, new.shape))
+    return lines + len(replaced)
 
 
 def _parsed_lines(program: Program | Listing) -> list[_Line]:

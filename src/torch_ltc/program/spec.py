@@ -12,6 +12,9 @@ from typing import Any, TypeVar
 import torch
 
 Item = TypeVar("Item")
+_FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64, torch.complex128)
+_USUAL = frozenset((*_FLOATS, torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64))
+_MOST_DIMENSIONS = 64
 _SpecKey = tuple[torch.dtype, tuple[int, ...], tuple[int, ...], int, bool, bool]
 
 
@@ -25,8 +28,10 @@ class Spec:
         self.dtype, self.size, self.stride, self.offset, self.conj, self.neg = key
         # "contiguous" as the fast tensor constructor sees it: row-major strides that multiply the sizes as they are.
         self.contiguous = self.offset == 0 and self.stride == row_major(self.size) and not (self.conj or self.neg)
-        # "plain": it has elements, and they are as they lie in memory.
-        self.plain = not (self.conj or self.neg or 0 in self.size)
+        # "plain": it has elements, they are as they lie in memory, and most kernels take their dtype and number of
+        # dimensions.
+        usual = self.dtype in _USUAL and len(self.size) <= _MOST_DIMENSIONS
+        self.plain = usual and not (self.conj or self.neg or 0 in self.size)
 
     @property
     def key(self) -> _SpecKey:

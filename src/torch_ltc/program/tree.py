@@ -1,4 +1,5 @@
-"""The prefix tree: every program ever recorded is a path from the root.
+"""The prefix tree: every program ever recorded is a path from the root, of which there is one for each state of
+PyTorch's global switches.
 
 Recording compares one small tuple with the child that came next last time. Keys are compared in full, always; a hash
 only finds the bucket. The tree is bounded: past the bound, the branches that were used least recently are dropped.
@@ -73,6 +74,13 @@ class Tree:
         self.size = 1
         self.forks = 0
         self._clock = 0
+        # Roots by the state of PyTorch's global switches, the latest last; `root` is that of the present one.
+        self._roots: dict[Any, Node] = {None: self.root}
+
+    def select(self, state: Any) -> None:
+        """Make `root` that of the programs that are recorded in this state of PyTorch's global switches."""
+        root = self._roots.pop(state) if state in self._roots else Node((), None, None)
+        self.root = self._roots[state] = root
 
     def find(self, node: Node, key: Key) -> Node | None:
         """The known child of `node` with exactly this key; it becomes the one expected next."""
@@ -109,8 +117,8 @@ class Tree:
         return nodes
 
     def nodes(self) -> Iterator[Node]:
-        """Every node but the root, in no particular order."""
-        waiting = list(self.root.children.values())
+        """Every node but the roots, in no particular order."""
+        waiting = [node for root in self._roots.values() for node in root.children.values()]
         while waiting:
             node = waiting.pop()
             yield node
@@ -136,7 +144,8 @@ class Tree:
         self.size = 1 + len(kept)
 
     def _sweep(self, kept: set[int]) -> None:
-        waiting = [self.root]
+        self._roots = {state: root for state, root in self._roots.items() if root.children or root is self.root}
+        waiting = list(self._roots.values())
         while waiting:
             node = waiting.pop()
             for key, child in list(node.children.items()):
@@ -151,5 +160,6 @@ class Tree:
 
     def clear(self) -> None:
         """Forget every program."""
-        self.root = Node((), None, None)
+        self._roots = {state: Node((), None, None) for state, root in self._roots.items() if root is self.root}
+        self.root = next(iter(self._roots.values()))
         self.size = 1

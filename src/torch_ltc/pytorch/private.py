@@ -23,10 +23,9 @@ from torch.testing._comparison import default_tolerances
 from torch.utils import _pytree as pytree
 from torch.utils._device import _device_constructors as device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.data.dataloader import _BaseDataLoaderIter as DataLoaderIterator
 
 __all__ = [
-    "DataLoaderIterator", "FakeTensorMode", "OpOverload", "TorchDispatchMode", "core_aten_decompositions",
+    "FakeTensorMode", "OpOverload", "TorchDispatchMode", "core_aten_decompositions",
     "default_tolerances", "device_constructors", "enable_python_dispatcher", "forward_ad", "get_decompositions",
     "profiler", "pw_cast_for_opmath", "pytree",
 ]  # fmt: skip
@@ -50,6 +49,7 @@ PhysicalGenerator = torch._C.Generator
 DispatchKey = torch._C.DispatchKey
 DispatchKeySet = torch._C.DispatchKeySet
 META = DispatchKeySet(DispatchKey.Meta)
+COMPRESSED = DispatchKeySet(DispatchKey.SparseCsrCPU)
 # After `use_meta(True)` on a thread, operators on device tensors run their meta kernels there: views become aliases
 # that nobody records. Call it in a `try` whose `finally` calls `include_key(META_KEY, False)`, which takes out what
 # came with it, and then `use_meta(False)`, which takes out the backend: in this order the thread's keys are as before.
@@ -59,6 +59,8 @@ include_key: Callable[[Any, bool], None] = torch._C._dispatch_tls_set_dispatch_k
 # How many of the user's modes would see a call.
 function_modes: Callable[[], int] = torch._C._len_torch_function_stack
 dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
+# A context in which no function mode sees a call.
+no_torch_function: Callable[[], Any] = torch._C.DisableTorchFunction
 below_autograd: Callable[[], Any] = torch._C._AutoDispatchBelowAutograd
 all_schemas: Callable[[], list[Any]] = torch._C._jit_get_all_schemas
 has_kernel: Callable[[str], bool] = torch._C._dispatch_has_kernel
@@ -68,8 +70,11 @@ SchemaArgument = torch._C.Argument
 # ---- tensors ------------------------------------------------------------------------------------------------------
 
 TensorBase = torch._C.TensorBase
+data_pointer: Callable[[torch.Tensor], int] = TensorBase.data_ptr
 as_strided: Callable[..., torch.Tensor] = TensorBase.as_strided
 untyped_storage: Callable[[torch.Tensor], torch.UntypedStorage] = TensorBase.untyped_storage
+# How many tensors and Python objects hold a storage, by its `_cdata`.
+storage_use_count: Callable[[int], int] = torch._C._storage_Use_Count
 _data: Any = TensorBase.data
 set_data: Callable[[torch.Tensor, torch.Tensor], None] = _data.__set__
 conj_view: Callable[[torch.Tensor], torch.Tensor] = torch._conj
@@ -91,17 +96,12 @@ next_node_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
 MODULE_CALL: CodeType = torch.nn.Module._wrapped_call_impl.__code__
 RecordFunction = torch._C._profiler._RecordFunctionFast
 ProfilerConfig = torch._C._profiler._ExperimentalConfig
-
-# ---- modes of the process -----------------------------------------------------------------------------------------
-
+# PyTorch's own functions, which the package replaces for everyone else.
+set_threads: Callable[[int], None] = torch.set_num_threads
+set_flush_denormal: Callable[[bool], bool] = torch.set_flush_denormal
 mkldnn_enabled: Callable[[], bool] = torch._C._get_mkldnn_enabled
-set_mkldnn_enabled: Callable[[bool], None] = torch._C._set_mkldnn_enabled
-cudnn_enabled: Callable[[], bool] = torch._C._get_cudnn_enabled
-set_cudnn_enabled: Callable[[bool], None] = torch._C._set_cudnn_enabled
-cudnn_benchmark: Callable[[], bool] = torch._C._get_cudnn_benchmark
-set_cudnn_benchmark: Callable[[bool], None] = torch._C._set_cudnn_benchmark
-cudnn_deterministic: Callable[[], bool] = torch._C._get_cudnn_deterministic
-set_cudnn_deterministic: Callable[[bool], None] = torch._C._set_cudnn_deterministic
+sdp_priority_order: Callable[[], list[int]] = torch._C._get_sdp_priority_order
+overrideable_sdp_enabled: Callable[[], bool] = torch._C._get_overrideable_sdp_enabled
 
 
 def symbolic_function(name: str) -> Any:

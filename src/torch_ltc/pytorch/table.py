@@ -11,6 +11,7 @@ import inspect
 import torch
 
 from torch_ltc.pytorch.entries import Interface, Patch, Registration, Risk, table, takes
+from torch_ltc.pytorch.switches import GETTERS, SETTERS
 from torch_ltc.pytorch.versions import OLDEST
 
 __all__ = ["compatibility_table", "interface_table", "table"]
@@ -27,8 +28,6 @@ def _is_bool(read: object) -> bool:
 def _exists(found: object) -> bool:
     return True
 
-
-_MODES = ("mkldnn_enabled", "cudnn_enabled", "cudnn_benchmark", "cudnn_deterministic")
 
 # fmt: off
 # ---- private interfaces: the device -------------------------------------------------------------------------------
@@ -76,6 +75,7 @@ table.add(
               check=lambda count: isinstance(count(), int)),
     Interface("torch._C._len_torch_dispatch_stack", "counts the user's dispatch modes", "modes see `linear`", _BINDING,
               check=lambda count: isinstance(count(), int)),
+    Interface("torch._C.DisableTorchFunction", "makes calls that no function mode sees", "`ltc run`", _STABLE),
     Interface("torch._C._AutoDispatchBelowAutograd", "runs programs without autograd", "running programs", _STABLE),
     Interface("torch._C._jit_get_all_schemas", "lists all overloads", "kernels for the device", _BINDING),
     Interface("torch._C._dispatch_has_kernel", "leaves out overloads without kernels", "kernels for the device",
@@ -104,6 +104,10 @@ table.add(
               check=_is_descriptor),
     Interface("torch.UntypedStorage._cdata", "identifies a storage", "aliases in fallbacks and checks", _STABLE,
               check=_is_descriptor),
+    Interface("torch._C._storage_Use_Count", "finds aliases of parameters and gradients", "`ltc run`, `jit`", _BINDING,
+              check=lambda count: count(torch.empty(1).untyped_storage()._cdata) >= 1),
+    *(Interface(f"torch.Tensor.{name}", "finds hooks of a parameter", "`ltc run`", _STABLE, check=_is_descriptor)
+      for name in ("_backward_hooks", "_post_accumulate_grad_hooks")),
     Interface("torch.TypedStorage", "its `_untyped_storage` is the storage below", "pickling typed storages", _STABLE,
               check=lambda kind: kind(1, dtype=torch.uint8, _internal=True)._untyped_storage.nbytes() == 1),
     Interface("torch._conj", "sets the conjugate bit", "complex views", _STABLE),
@@ -148,19 +152,14 @@ table.add(
               check=lambda on: on in (True, False)),
     Interface("torch._C._profiler._RecordFunctionFast", "a range unseen by modes", "ranges in profiles", _BINDING),
     Interface("torch._C._profiler._ExperimentalConfig", "sees all threads", "`torch_ltc.debug.profile`", _EXPERIMENTAL),
-    *(Interface(f"torch._C._get_{mode}", "a mode that kernels depend on", "disk cache keys", _STABLE, check=_is_bool)
-      for mode in _MODES),
-    *(Interface(f"torch._C._set_{mode}", "the same mode in a compiler process", "compiling out of process", _STABLE)
-      for mode in _MODES),
+    *(Interface(getter, "a switch that kernels depend on", "disk cache keys", _STABLE) for getter in GETTERS),
+    Interface("torch._C._get_sdp_priority_order", "a switch of attention", "the choice of its kernel", _STABLE),
+    Interface("torch._C._get_overrideable_sdp_enabled", "a switch of attention", "the choice of its kernel", _STABLE),
     Interface("torch.utils._pytree", "opens lists and dicts", "`to_cpu`, fallbacks, replay", _STABLE,
               check=lambda tree: tree.tree_flatten([1, {"a": 2}])[0] == [1, 2]),
     Interface("torch.utils._device._device_constructors", "lists the functions that take a device",
-              "`ltc run` of CUDA scripts",
+              "`ltc run`",
               check=lambda constructors: len(constructors()) > 9),
-    Interface("torch.utils.data.dataloader._BaseDataLoaderIter", "moves batches", "`ltc run` with a DataLoader",
-              _STABLE,
-              check=_is_class),
-    Interface("torch.optim.Adam._init_group", "keeps step counters on the CPU", "`ltc run` of an optimizer", _STABLE),
     Interface("torch.testing._comparison.default_tolerances", "tolerance of a comparison", "validation"),
     Interface("torch.testing._internal.common_methods_invocations.op_db", "every operator with samples",
               "`ltc conformance`, `make ops`", check=_exists),
@@ -185,16 +184,18 @@ _COPY = "the value number must not travel with a copy"
 _POINTER = "refuses instead of handing out a null pointer"
 _STORAGE = "copying, saving, pickling, comparing storages of the device"
 _REFUSED = "refuses what needs memory that a storage of the device does not have"
+_ARCHIVE = "gives storages of the device their size while they are serialized or loaded"
 _ACCELERATOR = "its C++ side expects a caching allocator"
-_DTYPE = "runs what is pending, and forgets programs that were recorded under the old one"
-_BACKWARD = "raises an error that left a hook, which the device's guard has put aside"
+_SWITCH = "what was recorded before runs with the old value ([switches](switches.md))"
+_BACKWARD = "raises an error that left a hook, which the device's guard has put aside; explains a failure on a GPU"
 table.add(
     Patch("torch.Tensor.data",
           "assigning it changes what a tensor looks at ([0002](decisions/0002-state-on-the-storage.md))",
           "a tensor reads its old value", _STABLE, check=_is_descriptor),
     Patch("torch.Tensor.__deepcopy__", _COPY, "a copy reads another value", _STABLE, check=takes("self", "memo")),
     Patch("torch._utils._get_obj_state", _COPY, "a loaded tensor reads another value", check=takes("obj")),
-    Patch("torch.Tensor.data_ptr", _POINTER, "libraries crash", _STABLE),
+    Patch("torch.Tensor.data_ptr", "a number that tells which tensors share memory, and where; no address",
+          "saving of shared tensors", _STABLE),
     Patch("torch.Tensor.__dlpack__", _POINTER, "libraries crash", _STABLE),
     Patch("torch.utils.dlpack.to_dlpack", _POINTER, "libraries crash", _STABLE),
     Patch("torch.to_dlpack", _POINTER, "libraries crash", _STABLE),
@@ -203,13 +204,16 @@ table.add(
     *(Patch(f"torch.UntypedStorage.{name}", _STORAGE, "`torch.save`, pickle, `copy.deepcopy`", _CALLERS) for name in (
         "nbytes", "__len__", "cpu", "clone", "tolist", "__getitem__", "__repr__", "__reduce__", "data_ptr", "to",
                  "copy_",
-        "__new__")),
+        "__new__", "_write_file", "_set_from_file")),
     Patch("torch.TypedStorage.__reduce__", _STORAGE, "pickling typed storages", _CALLERS),
     *(Patch(f"torch.UntypedStorage.{name}", _REFUSED, "a crash instead of an error", _CALLERS) for name in (
-        "fill_", "resize_", "share_memory_", "__setitem__", "_write_file", "byteswap")),
-    Patch("torch.nn.Module._apply", "moves to and from the device keep the parameter objects",
-          "tied weights, optimizers "
-          "made before `.to('ltc')`", _STABLE, check=takes("self", "fn", "recurse")),
+        "fill_", "resize_", "share_memory_", "__setitem__", "byteswap", "_share_fd_cpu_",
+        "_share_filename_cpu_")),
+    *(Patch(f"torch._C.{name}", _ARCHIVE, "TorchScript archives have no weights", _CALLERS) for name in (
+        "ScriptModule.save", "ScriptModule.save_to_buffer", "ScriptModule._save_for_mobile",
+        "ScriptModule._save_to_buffer_for_mobile", "ScriptFunction.save", "ScriptFunction.save_to_buffer",
+        "ScriptModuleSerializer.serialize", "import_ir_module", "import_ir_module_from_buffer",
+        "_import_ir_module_from_package", "_save_jit_module", "_save_jit_module_to_bytes")),
     Patch("torch.nn.modules.linear_cross_entropy_options.LinearCrossEntropyOptions._adjust",
           "chooses its partial sums for the physical device", "`linear_cross_entropy`", since=(2, 13)),
     Patch("torch.Generator", "`torch.Generator(device='ltc')`; `isinstance` holds for all generators",
@@ -222,8 +226,9 @@ table.add(
         "reset_peak_memory_stats", "synchronize", "set_stream",
         # From 2.14 on.
         "random.get_rng_state", "random.get_rng_state_all", "random.initial_seed")),
-    Patch("torch.set_default_dtype", _DTYPE, "results of the old dtype", _CALLERS),
-    Patch("torch.set_default_tensor_type", _DTYPE, "results of the old dtype", _CALLERS),
+    *(Patch(path, _SWITCH, "values by the new one", _CALLERS, optional=True) for path in (
+        "torch.set_default_dtype", "torch.set_default_tensor_type", "torch.set_num_threads",
+        "torch.set_flush_denormal", "torch.backends.ContextProp.__set__", *SETTERS)),
     Patch("torch.autograd.graph._engine_run_backward", _BACKWARD, "an error in a hook ends the process"),
     Patch("torch.autograd._engine_run_backward", _BACKWARD, "an error in a hook ends the process"),
 )

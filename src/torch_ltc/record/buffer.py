@@ -7,6 +7,7 @@ group and the sign of life in one.
 from __future__ import annotations
 
 import itertools
+import threading
 import weakref
 from concurrent.futures import Future
 from typing import Any
@@ -22,6 +23,27 @@ from torch_ltc.pytorch.private import untyped_storage
 
 _identities = itertools.count(1)
 storage_of = untyped_storage
+# Addresses begin where no memory of a process is, so that following one ends the process instead of reading other data.
+_FIRST_ADDRESS = 1 << 62
+_ALIGNMENT = 64
+
+
+class _AddressSpace:
+    """Ranges of numbers in place of addresses, which libraries compare to find out which tensors share memory."""
+
+    def __init__(self) -> None:
+        self._next = _FIRST_ADDRESS
+        self._lock = threading.Lock()
+
+    def reserve(self, size_bytes: int) -> int:
+        """The first number of a range that no other storage gets."""
+        with self._lock:
+            start = self._next
+            self._next += -(-size_bytes // _ALIGNMENT) * _ALIGNMENT
+        return start
+
+
+_addresses = _AddressSpace()
 
 
 def physical_device() -> torch.device:
@@ -41,21 +63,24 @@ class Buffer:
     """
 
     # Defaults on the class and no __init__: one is built per recorded result, and this is the quickest way to build it.
-    number = -1
+    # Every attribute is annotated here: see `_reserve_attributes`.
+    number: int = -1
     spec: Spec
     data: torch.Tensor | BackendData | None = None
     # What `remembered` made of the error that lost it.
     error: tuple[LtcError, weakref.ref[LtcError]] | None = None
     views: dict[Spec, int] | None = None
-    views_base = -1
-    input = -1
+    views_base: int = -1
+    input: int = -1
     # The queued program that defines it or writes to it last.
     job: Future[None] | None = None
     # The program that made it, and the number of its value there.
     maker: tuple[Program, int] | None = None
     # Bytes that a recorded resize will make room for.
-    grown_bytes = 0
-    _identity = 0
+    grown_bytes: int = 0
+    _identity: int = 0
+    _address: int = 0
+    _address_bytes: int = 0
 
     @property
     def identity(self) -> int:
@@ -63,6 +88,14 @@ class Buffer:
         if not self._identity:
             self._identity = next(_identities)
         return self._identity
+
+    def address(self, end_bytes: int = 0) -> int:
+        """The number that stands for the address of this memory, of at least `end_bytes`; 0 when it is empty. It stays
+        the same until the memory grows."""
+        needed_bytes = max(self.spec.extent() * self.spec.dtype.itemsize, self.grown_bytes, end_bytes)
+        if needed_bytes > self._address_bytes:
+            self._address, self._address_bytes = _addresses.reserve(needed_bytes), needed_bytes
+        return self._address
 
     @property
     def size_bytes(self) -> int:
@@ -93,6 +126,22 @@ class Buffer:
         if spec is self.spec and isinstance(data, BackendData):
             return data
         return self.physical(spec, device)
+
+
+def _reserve_attributes() -> None:
+    """Make room in every buffer for all of its attributes.
+
+    CPython gives the instances of a class room for the attributes that the first ones had; an instance that gets more
+    is given a dictionary. In Python 3.11 making it may run the garbage collector, and with that other threads: one that
+    sets an attribute of the same instance meanwhile makes a second dictionary on the same memory. The worker and the
+    user's thread both set attributes.
+    """
+    first = Buffer()
+    for name in Buffer.__annotations__:
+        setattr(first, name, None)
+
+
+_reserve_attributes()
 
 
 def new_buffer(spec: Spec, number: int = -1, data: torch.Tensor | None = None) -> Buffer:

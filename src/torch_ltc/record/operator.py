@@ -90,6 +90,7 @@ class Operator:
         "defaults",
         "keywords",
         "rule",
+        "required",
     )
 
     def __init__(self, op: OpOverload) -> None:
@@ -112,6 +113,8 @@ class Operator:
         self.keywords = tuple(a.name for a in self.arguments[self.positional :])
         # Says what common calls return without asking PyTorch.
         self.rule = rule_of(self.name)
+        # Tensors that autograd may leave undefined all the same; no rule covers that.
+        self.required = tuple(i for i, a in enumerate(self.arguments) if a.kind is Kind.TENSOR and not a.optional)
         self.written = tuple(i for i, a in enumerate(self.arguments) if a.written)
 
     def values(self, args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[object, ...]:

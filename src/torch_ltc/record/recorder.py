@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from torch_ltc.program.instruction import (
 )
 from torch_ltc.program.spec import Spec, spec_of
 from torch_ltc.program.tree import Key, Node, Tree
+from torch_ltc.pytorch.switches import TorchState
 from torch_ltc.record.arguments import (
     NUMBER_TYPES,
     freeze,
@@ -108,11 +110,14 @@ class Recorder:
         "path_values",
         "awaited",
         "forward",
+        "torch_state",
     )
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.tree = Tree()
+        self.torch_state = TorchState.current()
+        self.tree.select(self.torch_state)
         self.path_values = PathValues(self.tree.root)
         self.base = 0
         self.count = 0
@@ -146,6 +151,29 @@ class Recorder:
             self.bound = settings.pending_bound
             self.tree.clear()
             self.node = self.tree.root
+
+    def enter_state(self, state: TorchState) -> None:
+        """Record in another state of PyTorch's global switches from now on. Nothing is pending."""
+        self.torch_state = state
+        self.tree.select(state)
+        self.node = self.tree.root
+
+    @contextmanager
+    def unlocked(self) -> Iterator[None]:
+        """Let others record meanwhile: around every wait for a worker, which may need the lock to go on.
+
+        Whoever waits while a caller of theirs holds the lock (a listener, inside a kernel or a read) finds the pending
+        program changed afterwards.
+        """
+        lock: Any = self.lock
+        if not lock._is_owned():
+            yield
+            return
+        held = lock._release_save()
+        try:
+            yield
+        finally:
+            lock._acquire_restore(held)
 
     @property
     def empty(self) -> bool:
@@ -438,6 +466,9 @@ class Recorder:
         """The returns of the call by shape rule, or None."""
         if operator.rule is None:
             return None
+        for position in operator.required:
+            if operands.shape_args[position] is None:
+                return None
         specs, groups = self.path_values.of(operands.operands, groups=bool(operator.written))
         return apply_rule(operator.rule, operands.shape_args, specs, groups)
 

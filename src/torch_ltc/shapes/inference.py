@@ -1,28 +1,35 @@
 """Memoized shape inference: sizes, strides, dtypes and aliasing of the results of a call, without its data.
 
-The meta kernel runs first. Where PyTorch has none, where it raises, or where it is known to give other strides than the
-real kernel (`CPU_INFERRED`), the call runs on zero-filled CPU tensors of the same specs: that yields either the real
-shape or the very error eager would raise. Data-dependent calls never come here.
+The meta kernel runs first: it says how large the results are. Small calls then run on filled CPU tensors of the same
+specs, which yields either the real shapes or the very error eager would raise. Larger ones do where PyTorch has no meta
+kernel, where it raises, or where it is known to differ from the real one (`CPU_INFERRED`, `out=` targets); of the
+others the dtypes are checked on small tensors. Data-dependent calls never come here.
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import replace
 
 import torch
 
 from torch_ltc.config import settings
-from torch_ltc.program.composite_gradients import FORMULAS
-from torch_ltc.program.instruction import Return, ReturnKind, Returns, flatten_returns
-from torch_ltc.program.spec import Spec, spec_of
-from torch_ltc.pytorch.private import OpOverload, conj_view, neg_view
+from torch_ltc.program.instruction import flatten_returns
+from torch_ltc.program.spec import Spec, make_spec, row_major
+from torch_ltc.pytorch.private import OpOverload
+from torch_ltc.shapes.broadcasting import is_channels_last, is_contiguous
+from torch_ltc.shapes.stand_ins import CannotInfer, Fill, Inferred, OperandIndex, ShapeCall, run_on, stand_ins
+
+__all__ = ["CannotInfer", "Fill", "Inferred", "OperandIndex", "ShapeCall", "clear_inference_cache", "infer"]
+__all__ += ["run_on", "stand_ins"]
 
 # Largest total size of CPU stand-ins; past it the meta kernel's own error is raised instead of trying the real kernel.
 _STAND_IN_BYTES = 2**31
 _MEMO_BOUND = 65_536
+# Total size of operands and results up to which the CPU kernel runs too: it takes some microseconds then.
+_SMALL_BYTES = 2**16
+# Lengths of the dimensions of small tensors that stand for large ones.
+_SMALL_LENGTH = 8
 
 # Operators (without overload) whose meta kernel promises another layout, dtype or size than the CPU kernel gives.
 _NORMS = (
@@ -63,53 +70,16 @@ _REFUSES_NUMBERS = frozenset(
 # Operators that refuse zeros as data: pivots begin at 1.
 _ONES = frozenset(f"aten::{name}" for name in ("linalg_lu_solve", "lu_solve", "linalg_ldl_solve", "cholesky_inverse"))
 
-# Operators that return views of their first operand without saying so in their schema.
-_SILENT_VIEWS = frozenset(
-    f"aten::{name}" for name in ("unsafe_split", "unsafe_split_with_sizes", "unsafe_chunk", "_unsafe_view")
-)
+_QUANTIZED = frozenset({torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4})
 
+# Operators that may refuse zeros and ones as data.
+_REFUSES_DATA = frozenset(f"aten::{name}" for name in ("segment_reduce", "_ctc_loss"))
 
-class CannotInfer(Exception):
-    """The shape of this call's results cannot be known without running it; the text says why."""
-
-
-@dataclass(frozen=True, slots=True)
-class Inferred:
-    """The returns of a call, and the new specs of operands that it resizes (`out=` targets), by operand position."""
-
-    returns: Returns
-    resized: tuple[tuple[int, Spec], ...] = ()
-
-
-class OperandIndex(int):
-    """Stands for a tensor operand inside an argument template."""
-
-
-@dataclass(frozen=True, slots=True)
-class ShapeCall:
-    """A call without tensors. `args` and `kwargs` hold an `OperandIndex` where the call has a tensor; `specs` and
-    `groups` describe those operands, operands of one group sharing a storage."""
-
-    op: OpOverload
-    args: Sequence[object]
-    kwargs: dict[str, object]
-    specs: Sequence[Spec]
-    groups: Sequence[int]
-
-    @property
-    def name(self) -> str:
-        """The operator without overload."""
-        return self.op._schema.name
-
-    def operands_at(self, position: int) -> list[int]:
-        """The operands in the argument at this position of the schema."""
-        named = self.op._schema.arguments[position].name
-        value = self.args[position] if position < len(self.args) else self.kwargs.get(named)
-        items = value if isinstance(value, (list, tuple)) else (value,)
-        return [int(item) for item in items if isinstance(item, OperandIndex)]
-
+# Operators that may look at the part of a storage that none of their operands does; stand-ins have no such part.
+_PAST_OPERANDS = frozenset(f"aten::{name}" for name in ("as_strided", "as_strided_copy", "as_strided_scatter"))
 
 _memo: dict[object, Inferred] = {}
+_checked: set[object] = set()
 
 
 def infer(
@@ -134,12 +104,15 @@ def infer(
 def clear_inference_cache() -> None:
     """Forget the results of earlier calls."""
     _memo.clear()
+    _checked.clear()
 
 
 def _infer(call: ShapeCall) -> Inferred:
+    if any(isinstance(value, torch.dtype) and value in _QUANTIZED for value in (*call.args, *call.kwargs.values())):
+        raise CannotInfer("its result is quantized")
     meta: Inferred | None = None
     meta_error: Exception | None = None
-    checked = call.name in _REFUSES_NUMBERS or _needs_real_checks(call)
+    checked = _is_checked(call)
     if not checked and not _is_cpu_inferred(call):
         try:
             meta = run_on("meta", call)
@@ -149,8 +122,11 @@ def _infer(call: ShapeCall) -> Inferred:
             # Without its traceback: the frames in there would keep the caller's tensors alive, and live tensors are
             # outputs of the program.
             meta_error = error.with_traceback(None)
-        # The strides of tensors without elements differ between meta and real kernels; running those costs nothing.
-        if meta is not None and (settings.device_type != "cpu" or not _is_empty(meta, call.specs)):
+        if meta is not None and call.name in _PAST_OPERANDS:
+            return meta
+        if meta is not None and (settings.device_type != "cpu" or _is_large(meta, call.specs)):
+            if settings.device_type == "cpu":
+                check_small(call)
             return meta
     if not _can_run_on_cpu(call):
         if meta is not None:
@@ -162,21 +138,51 @@ def _infer(call: ShapeCall) -> Inferred:
             raise meta_error
         return run_on("meta", call)
     try:
-        return run_on("cpu", call)
+        return _run_on_cpu(call)
     except NotImplementedError as error:
-        if "not implemented for" in str(error):
+        if not _is_missing_kernel(error):
             # The kernel is there and refuses the dtype: that is eager's own error.
             raise
-        raise CannotInfer(f"neither a meta nor a CPU kernel can run it: {_first_line(error)}") from meta_error
-    except Exception:
-        # Made-up data may be refused where the shapes are right: then the meta kernel decides.
         if meta is not None:
             return meta
-        if checked or meta_error is not None:
+        raise CannotInfer(f"neither a meta nor a CPU kernel can run it: {_first_line(error)}") from meta_error
+    except Exception as error:
+        if not _is_about_data(call, error) or meta_error is not None:
             raise
-        with contextlib.suppress(Exception):
-            return run_on("meta", call)
-        raise
+        return run_on("meta", call) if meta is None else meta
+
+
+def _run_on_cpu(call: ShapeCall) -> Inferred:
+    """The call on CPU tensors of zeros, and of other data if it refuses those; its error if it refuses all."""
+    first, second = (Fill.ONES, Fill.ZEROS) if call.name in _ONES else (Fill.ZEROS, Fill.ONES)
+    try:
+        return run_on("cpu", call, first)
+    except torch.linalg.LinAlgError:
+        return run_on("cpu", call, Fill.IDENTITY)
+    except Exception as error:
+        refused = error.with_traceback(None)
+    try:
+        return run_on("cpu", call, second)
+    except Exception:
+        raise refused from None
+
+
+def _is_missing_kernel(error: NotImplementedError) -> bool:
+    """True for the dispatcher's error when a device has no kernel of an operator."""
+    return any(words in str(error) for words in ("Could not run", "There were no tensor arguments to this function"))
+
+
+def _is_about_data(call: ShapeCall, error: Exception) -> bool:
+    """True for an error that zeros and ones may cause where the shapes are right: then the meta kernel decides."""
+    return call.name in _REFUSES_DATA or isinstance(error, torch.linalg.LinAlgError)
+
+
+def _is_checked(call: ShapeCall) -> bool:
+    """True when the CPU kernel alone knows what eager refuses, or how it resizes an `out=` target."""
+    if call.name in _REFUSES_NUMBERS or _needs_real_checks(call):
+        return True
+    arguments = call.op._schema.arguments
+    return call.op.namespace == "aten" and any(a.kwarg_only and a.alias_info is not None for a in arguments)
 
 
 def _is_cpu_inferred(call: ShapeCall) -> bool:
@@ -187,12 +193,40 @@ def _is_cpu_inferred(call: ShapeCall) -> bool:
         return torch.bfloat16 in dtypes or torch.float16 in dtypes
     if name in _BOOLEAN:
         return all(dtype is torch.bool for dtype in dtypes)
-    return name in CPU_INFERRED or (name in _CONVOLUTIONS and not all(spec.contiguous for spec in call.specs))
+    if name in _CONVOLUTIONS:
+        return not all(spec.contiguous for spec in call.specs)
+    # Meta kernels often do not know which results keep the memory format of images.
+    return name in CPU_INFERRED or any(not is_contiguous(spec) and is_channels_last(spec) for spec in call.specs)
 
 
-def _is_empty(inferred: Inferred, specs: Sequence[Spec]) -> bool:
+def _is_large(inferred: Inferred, specs: Sequence[Spec]) -> bool:
+    """True when the real kernel would take longer than shape inference should. Where it does not, it runs: it alone
+    knows all that eager refuses, and the strides of tensors without elements."""
     results = [item.spec for item in flatten_returns(inferred.returns) if item.spec is not None]
-    return any(spec.numel == 0 for spec in (*specs, *results))
+    return sum(spec.extent() * spec.dtype.itemsize for spec in (*specs, *results)) > _SMALL_BYTES
+
+
+def check_small(call: ShapeCall) -> None:
+    """Raise what the CPU kernel has against the dtypes of a large call, and of an elementwise one against its shapes:
+    it runs on small tensors of the same dtypes and ranks, once for each combination of these."""
+    if not _can_run_on_cpu(call):
+        return
+    lengths = sorted({length for spec in call.specs for length in spec.size} | {0, 1})
+    small = [tuple(min(lengths.index(length), _SMALL_LENGTH) for length in spec.size) for spec in call.specs]
+    options = [item for item in (*call.args, *call.kwargs.values()) if isinstance(item, (torch.dtype, str))]
+    key = (call.op, *options, *zip([spec.dtype for spec in call.specs], small, strict=True))
+    if key in _checked:
+        return
+    specs = [make_spec(s.dtype, size, row_major(size)) for s, size in zip(call.specs, small, strict=True)]
+    try:
+        _run_on_cpu(replace(call, specs=specs, groups=range(len(specs))))
+    except Exception as error:
+        refuses_dtype = isinstance(error, NotImplementedError) and not _is_missing_kernel(error)
+        if refuses_dtype or torch.Tag.pointwise in call.op.tags:
+            raise
+    if len(_checked) >= _MEMO_BOUND:
+        _checked.clear()
+    _checked.add(key)
 
 
 def _can_run_on_cpu(call: ShapeCall) -> bool:
@@ -202,11 +236,16 @@ def _can_run_on_cpu(call: ShapeCall) -> bool:
 
 
 def _needs_real_checks(call: ShapeCall) -> bool:
-    """True when eager checks what meta kernels do not: dtypes of products and indices, memory overlap of what is
-    written."""
+    """True when eager checks what meta kernels do not: undefined gradients, dtypes of products and indices, memory
+    overlap of what is written."""
     specs, groups = call.specs, call.groups
     if call.op.namespace != "aten":
         return False
+    if call.has_undefined_gradient():
+        return True
+    if torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled():
+        # Some operators refuse to run then.
+        return True
     if call.name == "aten::embedding" and specs[-1].dtype.is_floating_point:
         # The meta kernel of torch 2.11 takes any indices.
         return True
@@ -221,109 +260,6 @@ def _needs_real_checks(call: ShapeCall) -> bool:
             if any(groups[i] == groups[index] and specs[i] is not specs[index] for i in range(len(specs))):
                 return True
     return False
-
-
-def run_on(device: str, call: ShapeCall) -> Inferred:
-    """The shapes that the kernel of a device gives on stand-ins for the operands."""
-    operands = stand_ins(call.specs, call.groups, device, fill_value=int(call.name in _ONES))
-
-    def fill(item: object) -> object:
-        if isinstance(item, OperandIndex):
-            return operands[item]
-        if isinstance(item, torch.device):
-            return torch.device(device)
-        if isinstance(item, (list, tuple)):
-            return [fill(part) for part in item]
-        return item
-
-    args = [fill(item) for item in call.args]
-    kwargs = {name: fill(item) for name, item in call.kwargs.items()}
-    for position, argument in enumerate(call.op._schema.arguments):
-        if argument.name == "generator":
-            generator = torch.Generator(device="cpu") if device == "cpu" else None
-            if position < len(args):
-                args[position] = generator
-            else:
-                kwargs["generator"] = generator
-    # Grad mode on, as in the executor: some kernels return more when it is.
-    with torch.enable_grad():
-        out = FORMULAS.get(call.op, call.op)(*args, **kwargs)
-    resized = tuple((i, spec_of(t)) for i, t in enumerate(operands) if spec_of(t) is not call.specs[i])
-    return Inferred(_classify(call, out), resized)
-
-
-def stand_ins(specs: Sequence[Spec], groups: Sequence[int], device: str, fill_value: int = 0) -> list[torch.Tensor]:
-    """Tensors without data (meta) or of one value (cpu) with these specs, sharing storage as `groups` say."""
-    sizes: dict[int, int] = {}
-    for spec, group in zip(specs, groups, strict=True):
-        sizes[group] = max(sizes.get(group, 0), spec.extent() * spec.dtype.itemsize)
-    storages = {
-        group: torch.zeros(size, dtype=torch.uint8, device=device).untyped_storage() for group, size in sizes.items()
-    }
-    made: list[torch.Tensor] = []
-    for spec, group in zip(specs, groups, strict=True):
-        tensor = torch.empty(0, dtype=spec.dtype, device=device)
-        tensor.set_(storages[group], spec.offset, spec.size, spec.stride)
-        if spec.conj:
-            tensor = conj_view(tensor)
-        if spec.neg:
-            tensor = neg_view(tensor)
-        if fill_value:
-            tensor.fill_(fill_value)
-        made.append(tensor)
-    return made
-
-
-def _classify(call: ShapeCall, out: object) -> Returns:
-    schema = call.op._schema
-    if not schema.returns:
-        return ()
-    values: tuple[Any, ...] = tuple(out) if len(schema.returns) > 1 else (out,)  # type: ignore[arg-type]
-    owners: dict[int, int] = {}
-    result: list[Return | tuple[Return, ...]] = []
-    position = 0
-    for declared, value in zip(schema.returns, values, strict=True):
-        aliased = _aliased_operands(call, declared.alias_info)
-        write = declared.alias_info is not None and declared.alias_info.is_write
-        if isinstance(value, (list, tuple)):
-            items = []
-            for i, item in enumerate(value):
-                items.append(_classify_one(item, aliased[i : i + 1] if write else aliased, write, owners, position))
-                position += 1
-            result.append(tuple(items))
-        else:
-            result.append(_classify_one(value, aliased, write, owners, position))
-            position += 1
-    return tuple(result)
-
-
-def _classify_one(value: object, aliased: list[int], write: bool, owners: dict[int, int], position: int) -> Return:
-    if value is None:
-        return Return(ReturnKind.NOTHING)
-    if not isinstance(value, torch.Tensor):
-        return Return(ReturnKind.CONSTANT, constant=value)
-    if value.layout is not torch.strided or value.is_quantized or value.is_mkldnn:
-        raise CannotInfer(f"its result is not a plain strided tensor (layout {value.layout})")
-    if aliased:
-        kind = ReturnKind.SAME if write else ReturnKind.VIEW
-        return Return(kind, spec_of(value), operand=aliased[0])
-    group = owners.setdefault(value.untyped_storage()._cdata, position)
-    return Return(ReturnKind.FRESH, spec_of(value), group=group)
-
-
-def _aliased_operands(call: ShapeCall, alias: Any) -> list[int]:
-    """Operands that a return with this alias annotation may share memory with, in order."""
-    if call.name in _SILENT_VIEWS:
-        return [0]
-    if alias is None:
-        return []
-    wanted = set(alias.before_set) | set(alias.after_set)
-    for position, argument in enumerate(call.op._schema.arguments):
-        info = argument.alias_info
-        # A list's annotation has empty sets: it names the only argument that is annotated too.
-        if info is not None and (not wanted or set(info.before_set) & wanted):
-            return call.operands_at(position)
-    return []
 
 
 def _first_line(error: BaseException) -> str:

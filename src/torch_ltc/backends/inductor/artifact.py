@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import importlib.machinery
 import importlib.util
+import io
 import marshal
 import os
 import pickle
@@ -31,7 +32,9 @@ from torch_ltc.backends.inductor.private import (
     cache_dir,
     data_pointer_function,
 )
+from torch_ltc.errors import LtcError
 from torch_ltc.lowering.gil import yield_gil
+from torch_ltc.private_files import is_private_folder
 
 __all__ = ["Artifact", "direct_call", "dump", "load"]
 
@@ -45,12 +48,12 @@ _POINTER_VARIABLE = "_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """Inductor's code as text and ready for Python, its constants, the shared library of each C++ kernel by the name
-    that the code has for it, and which inputs must be aligned."""
+    """Inductor's code as text and ready for Python, its constants as `torch.save` writes them, the shared library of
+    each C++ kernel by the name that the code has for it, and which inputs must be aligned."""
 
     source: str
     code: bytes
-    constants: dict[str, torch.Tensor]
+    constants: bytes
     kernels: dict[str, bytes]
     checked: tuple[int, ...]
     mutated: tuple[int, ...]
@@ -82,8 +85,19 @@ def dump(graph: object) -> bytes | None:
         # The code aligns the others itself.
         checked = tuple(position for position in checked if position in mutated)
     code = marshal.dumps(compile(graph.source_code.replace(_MAKER, _FINDER), "<inductor>", "exec"))
-    artifact = Artifact(graph.source_code, code, dict(graph.constants or {}), kernels, checked, mutated)
+    artifact = Artifact(graph.source_code, code, _dump_constants(graph.constants), kernels, checked, mutated)
     return pickle.dumps(artifact, protocol=5)
+
+
+def _dump_constants(constants: dict[str, torch.Tensor] | None) -> bytes:
+    file = io.BytesIO()
+    if constants:
+        torch.save(dict(constants), file)
+    return file.getvalue()
+
+
+def _load_constants(data: bytes) -> dict[str, torch.Tensor]:
+    return torch.load(io.BytesIO(data), weights_only=True) if data else {}
 
 
 def _key(module: object) -> object:
@@ -101,11 +115,12 @@ def _libraries(module: ModuleType) -> Iterator[tuple[str, str]]:
 
 def load(data: bytes) -> tuple[Boxed, str]:
     """The code behind the bytes, ready to be called, and its text."""
-    artifact: Artifact = pickle.loads(data)
+    artifact = _ArtifactUnpickler(io.BytesIO(data)).load()
+    assert isinstance(artifact, Artifact)
     functions = {name: _kernel(library) for name, library in artifact.kernels.items()}
     digest = hashlib.blake2b(data, digest_size=12).hexdigest()
     module = ModuleType(f"torch_ltc_inductor_{digest}")
-    module.__dict__.update(artifact.constants, prebuilt=_Prebuilt(functions))
+    module.__dict__.update(_load_constants(artifact.constants), prebuilt=_Prebuilt(functions))
     yield_gil()
     exec(marshal.loads(artifact.code), module.__dict__)
     call: Boxed = module.__dict__["call"]
@@ -113,6 +128,15 @@ def load(data: bytes) -> tuple[Boxed, str]:
         aligned: Any = align_inputs_from_check_idxs(call, artifact.checked, OrderedSet(artifact.mutated))
         call = aligned
     return call, artifact.source
+
+
+class _ArtifactUnpickler(pickle.Unpickler):
+    """Knows the class of an artifact alone."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == (Artifact.__module__, Artifact.__name__):
+            return Artifact
+        raise pickle.UnpicklingError(f"an artifact of Inductor has no {module}.{name}")
 
 
 class _Prebuilt:
@@ -164,12 +188,30 @@ _loaded: dict[str, Any] = {}
 
 @contextmanager
 def _file(library: bytes) -> Iterator[str]:
-    """A path from which the library can be loaded, in the folder where Inductor loads its own from."""
-    # A new name each time: the system takes a known name for the library that it loaded from there before.
-    descriptor, path = tempfile.mkstemp(prefix="torch_ltc", suffix=".so", dir=cache_dir())
-    try:
-        with open(descriptor, "wb") as file:
-            file.write(library)
-        yield path
-    finally:
-        os.remove(path)
+    """A path from which the library can be loaded, which nobody else can replace meanwhile."""
+    with _folder() as folder:
+        # A new name each time: the system takes a known name for the library that it loaded from there before.
+        descriptor, path = tempfile.mkstemp(prefix="torch_ltc", suffix=".so", dir=folder)
+        try:
+            with open(descriptor, "wb") as file:
+                file.write(library)
+            yield path
+        finally:
+            os.remove(path)
+
+
+@contextmanager
+def _folder() -> Iterator[str]:
+    """The folder where Inductor loads its own libraries from, if it is ours alone: it has a known name in the temporary
+    folder, and anybody may have made it first. Else a new one."""
+    known = cache_dir()
+    if is_private_folder(known):
+        yield known
+        return
+    with tempfile.TemporaryDirectory(prefix="torch_ltc") as made:
+        if not is_private_folder(made):
+            raise LtcError(
+                f"compiled code is not loaded from {made}: others may write to a folder above it",
+                hint="set TMPDIR to a folder of your own",
+            )
+        yield made

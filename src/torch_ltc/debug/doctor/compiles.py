@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -11,6 +12,7 @@ from torch_ltc.debug.doctor.figures import (
     grouped,
     line_of,
     listed,
+    percent,
     setting,
     share,
 )
@@ -32,6 +34,13 @@ _FEWEST_RUNS = 5
 _FEWEST_PROGRAMS = 10
 # Part of the programs at a line that are seen once: below it, what is new is the exception.
 _MOSTLY_NEW = 0.8
+# The same for programs that run compiled, and the parts of the run from which recording them is felt.
+_OFTEN_NEW = 0.5
+_WORTH_A_HINT = 0.02
+_MOSTLY_RECORDING = 0.4
+# Fewer runs than this say nothing about a backend; of more, it should have this part.
+_FEWEST_BACKEND_RUNS = 20
+_HARDLY_USED = 0.1
 
 # Causes that `explain` names: those of a size, and those that come once and need no advice.
 _SIZES = ("size", "guard")
@@ -182,6 +191,71 @@ def never_seen_twice(recording: Recording) -> Iterator[Symptom]:
 
 
 _NOT_COMPILED = ("", "interpreter")
+
+
+@rule(
+    "LTC220",
+    "sizes that never come again",
+    severity="hint",
+    means="Programs cut at a line are nearly all new, and run with what was compiled for others, because they differ "
+    "in run-time inputs alone. Nothing is compiled again, but a new program costs several times as much to record as "
+    "a known one.",
+    advice="Pad the batch or the sequence to a few fixed sizes (drop_last=True in the DataLoader, buckets of 64, 128, "
+    "256 tokens), so that programs come again.",
+)
+def recorded_anew(recording: Recording) -> Iterator[Symptom]:
+    """Lines at which nearly every program is new, and runs compiled."""
+    if recording.steps and recording.steps < FEWEST_STEPS:
+        return
+    for rows in grouped(recording.programs, lambda row: line_of(row.site)):
+        once = [row for row in rows if row.syncs == 1 and not row.compiles]
+        shared = [row for row in once if row.backend not in _NOT_COMPILED]
+        syncs = sum(row.syncs for row in rows)
+        took_s = sum(row.record_s for row in once)
+        if len(shared) < _FEWEST_PROGRAMS or len(once) < _OFTEN_NEW * syncs:
+            continue
+        if share(took_s, active_s(recording)) < _WORTH_A_HINT:
+            continue
+        last = next((row.explanation for row in reversed(shared) if row.explanation is not None), None)
+        why = f"; the last because {last.difference}" if last is not None and last.difference else ""
+        yield Symptom(
+            "nearly every step is recorded anew",
+            f"{len(once):,} of {count_text(syncs, 'sync')} at this line had a program that came once; recording them "
+            f"took {duration_text(took_s)}, {percent(took_s, active_s(recording))} of the run{why}",
+            last.source if last is not None and last.source.file else rows[-1].site,
+            fix="" if last is None or last.cause in _SIZES else last.advice,
+            cost_s=took_s,
+            severity="warning" if share(took_s, active_s(recording)) >= _MOSTLY_RECORDING else None,
+        )
+
+
+@rule(
+    "LTC221",
+    "backend hardly used",
+    severity="hint",
+    means="The backend that was chosen ran few of the programs; the interpreter ran the others, operation by "
+    "operation. Figures of the run say little about the backend.",
+    advice="Look at the compile states (torch_ltc.explain()). To measure or to test a backend, set "
+    "settings.tiers = 'blocking', or call torch_ltc.wait_for_compiles() after the first steps.",
+)
+def backend_hardly_used(recording: Recording) -> Iterator[Symptom]:
+    """A chosen backend that ran few of the programs."""
+    chosen = setting(recording, "backend")
+    runs = sum(row.runs for row in recording.programs)
+    if chosen in _NOT_COMPILED or runs < _FEWEST_BACKEND_RUNS:
+        return
+    compiled = sum(row.runs - row.interpreted for row in recording.programs)
+    if compiled >= _HARDLY_USED * runs:
+        return
+    states = Counter(row.states[-1] for row in recording.programs if row.states)
+    listing = ", ".join(f"{number:,} {state}" for state, number in states.most_common())
+    by_user = any(row.name == "backend" and row.origin != "default" for row in recording.settings)
+    yield Symptom(
+        f"{chosen} ran few of the programs",
+        f"{compiled:,} of {count_text(runs, 'run')} on {chosen}, the others in the interpreter; programs by compile "
+        f"state: {listing}",
+        severity="warning" if by_user else None,
+    )
 
 
 @rule(

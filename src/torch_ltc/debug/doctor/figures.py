@@ -73,6 +73,14 @@ def record_s(recording: Recording) -> float:
     return sum(row.record_s for row in recording.programs)
 
 
+def first_record_s(recording: Recording) -> float:
+    """Wall time that recording the first step took, where that is known: importing and warming up are in it."""
+    if not recording.dropped_spans:
+        return sum(span.duration_s for span in recording.spans if span.kind == "record" and span.step == 0)
+    first = min(recording.programs, key=lambda row: row.identity, default=None)
+    return first.record_s if first is not None and first.syncs == 1 else 0.0
+
+
 def run_s(recording: Recording) -> float:
     """Time that the worker ran programs."""
     return sum(row.run_s for row in recording.programs)

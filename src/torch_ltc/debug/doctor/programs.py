@@ -28,7 +28,7 @@ _MOST_STEPS = 0.5
 
 # Syncs that end a step, and those that cut one. A fallback cuts, too: it has a rule of its own.
 _ENDS_OF_STEPS = ("explicit", "optimizer")
-_CUTS = ("read", "seed", "dtype")
+_CUTS = ("read", "seed", "state")
 
 
 @rule(

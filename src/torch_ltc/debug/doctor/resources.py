@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from torch_ltc.debug.doctor.figures import FEWEST_STEPS, active_s, middle, percent, record_s, run_s, share
+from torch_ltc.debug.doctor.figures import (
+    FEWEST_STEPS,
+    active_s,
+    first_record_s,
+    middle,
+    percent,
+    record_s,
+    run_s,
+    setting,
+    share,
+)
 from torch_ltc.debug.doctor.registry import Symptom, rule
 from torch_ltc.debug.recording import Recording
 from torch_ltc.formatting import count_text, duration_text, size_text
@@ -17,6 +27,8 @@ _DEVICE_IDLE = 0.5
 _MOSTLY_RECORDING = 0.6
 # Waiting for room in the queue is normal while the device is the limit; from here on it is worth saying so.
 _WAITING_FOR_ROOM = 0.2
+# How many times as long as another a program runs that is called long.
+_LONG = 10.0
 # Copies to the device in a step, in the middle, and their size: more and smaller ones cost more than what is in them.
 _MANY_UPLOADS = 8
 _SMALL_UPLOAD_BYTES = 4096
@@ -67,9 +79,9 @@ def small_uploads(recording: Recording) -> Iterator[Symptom]:
     "full queue",
     severity="hint",
     means="Syncs waited because as many programs as queue_bound allows were queued already, although the device did "
-    "not run programs all of the time: what held it up were compilations, or a few long programs among short ones.",
-    advice="Let programs be compiled in the background (settings.tiers = 'background'), or raise settings.queue_bound "
-    "if long and short programs take turns.",
+    "not run programs all of the time: compilations that programs wait for held it up, or a few long programs among "
+    "short ones.",
+    advice="Raise settings.queue_bound, so that short programs are queued while a long one runs.",
 )
 def full_queue(recording: Recording) -> Iterator[Symptom]:
     """Syncs that waited for room in the queue."""
@@ -78,13 +90,25 @@ def full_queue(recording: Recording) -> Iterator[Symptom]:
     held_up = share(waited_s, whole_s) >= _WAITING_FOR_ROOM and share(busy_s, whole_s) < _DEVICE_BUSY
     if whole_s < _SHORTEST_RUN_S or not held_up:
         return
+    compile_s = sum(row.duration_s for row in recording.compiles if not row.loaded)
+    by_compiles = setting(recording, "tiers") in ("blocking", "off") and compile_s >= _WAITING_FOR_ROOM * waited_s
+    # Else recording is as quick as the device, and waits for it as it should.
+    if not by_compiles and not _take_turns(recording):
+        return
     worst = max(rows, key=lambda row: row.wait_s)
     yield Symptom(
         "the program waits for room in the queue",
         f"syncs took {duration_text(waited_s)}, {percent(waited_s, whole_s)} of the run, "
         f"{duration_text(worst.wait_s)} of that here; the device ran programs for {percent(busy_s, whole_s)} of it",
         worst.source,
+        fix="Let programs be compiled in the background: settings.tiers = 'background'." if by_compiles else "",
     )
+
+
+def _take_turns(recording: Recording) -> bool:
+    """True when long programs run among short ones."""
+    means = [row.run_s / row.runs for row in recording.programs if row.runs >= FEWEST_STEPS]
+    return len(means) > 1 and max(means) >= _LONG * min(means)
 
 
 @rule(
@@ -117,14 +141,16 @@ def device_bound(recording: Recording) -> Iterator[Symptom]:
 )
 def host_bound(recording: Recording) -> Iterator[Symptom]:
     """The device waits for the program."""
-    recorded_s, busy_s, whole_s = record_s(recording), run_s(recording), active_s(recording)
-    idle = share(busy_s, whole_s) <= _DEVICE_IDLE
     # The first step imports what PyTorch needs, which counts as recording.
+    first_s = first_record_s(recording)
+    recorded_s, busy_s, whole_s = record_s(recording) - first_s, run_s(recording), active_s(recording) - first_s
+    idle = share(busy_s, whole_s) <= _DEVICE_IDLE
     long_enough = whole_s >= _SHORTEST_RUN_S and recording.steps > FEWEST_STEPS
     if long_enough and share(recorded_s, whole_s) >= _MOSTLY_RECORDING and idle:
+        after = " after the first step" if first_s else ""
         yield Symptom(
             "recording is the limit",
-            f"recording took {duration_text(recorded_s)}, {percent(recorded_s, whole_s)} of the run, "
+            f"recording took {duration_text(recorded_s)}, {percent(recorded_s, whole_s)} of the run{after}, "
             f"and the device ran for {duration_text(busy_s)}, {percent(busy_s, whole_s)}",
         )
 

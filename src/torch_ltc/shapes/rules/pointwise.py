@@ -56,6 +56,8 @@ _FAMILIES: tuple[tuple[str, Accepts, torch.dtype | None], ...] = (
 # Their other operands decide no dtype.
 _OF_ONE_DTYPE = frozenset(f"{_FLOAT_UNARY} {_BACKWARDS} addcmul addcdiv lerp clamp clamp_min clamp_max".split())
 _OPERANDS = frozenset(("Tensor", "number", "Optional[number]", "float", "bool", "str"))
+# They take no tensor of truth values, whatever the other operand is.
+_DIFFERENCES = frozenset(("sub", "rsub"))
 # They have rules of their own.
 _APART = frozenset(("pow.Tensor_Scalar", "pow_.Scalar", "rsub.Tensor"))
 
@@ -116,12 +118,16 @@ def _met(args: Sequence[Any], one_dtype: bool) -> tuple[torch.dtype, Sequence[Sp
     return dtype, operands
 
 
+def _are_no_truth_values(operands: Sequence[Spec]) -> bool:
+    return all(operand.dtype is not torch.bool for operand in operands)
+
+
 def _add_rules(name: str, accepts: Accepts, gives: torch.dtype | None) -> None:
     one_dtype = name in _OF_ONE_DTYPE
 
     def made(*args: Any) -> Returns:
         dtype, operands = _met(args, one_dtype)
-        require(accepts(dtype))
+        require(accepts(dtype) and (name not in _DIFFERENCES or _are_no_truth_values(operands)))
         if one_dtype and not all(operand.contiguous for operand in operands):
             # Some of their kernels look at the operands in another order.
             require(all(operand.stride == operands[0].stride for operand in operands))
@@ -129,7 +135,7 @@ def _add_rules(name: str, accepts: Accepts, gives: torch.dtype | None) -> None:
 
     def in_place(*args: Any) -> Returns:
         dtype, operands = _met(args, one_dtype)
-        require(accepts(dtype))
+        require(accepts(dtype) and (name not in _DIFFERENCES or _are_no_truth_values(operands)))
         return written(dtype if gives is None else operands[0].dtype, operands)
 
     for packet, function in ((name, made), (f"{name}_", in_place)):

@@ -99,7 +99,7 @@ def extreme_and_place(spec: Spec, dimension: int, keep: bool) -> Returns:
 @rule("cumsum")
 def running_total(spec: Spec, dimension: int, dtype: torch.dtype | None) -> Returns:
     """Sums up to each place."""
-    require(spec.contiguous and spec.size)
+    require(spec.contiguous and spec.size and dtype is not torch.bool)
     wrap(dimension, len(spec.size))
     return fresh_contiguous(_summed(spec, dtype), spec.size)
 

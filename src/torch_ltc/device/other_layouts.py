@@ -1,0 +1,104 @@
+"""Sparse, nested and quantized tensors: the device holds strided tensors only.
+
+Sparse and quantized ones live on the physical device, and calls that mix them with tensors of the device run there.
+What cannot be right that way is refused at the call, with the way round.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NoReturn
+
+import torch
+
+from torch_ltc.device.fallback import run_eagerly
+from torch_ltc.device.kernels import Kernel, make_kernel
+from torch_ltc.errors import UnsupportedLayoutError
+from torch_ltc.pytorch.private import COMPRESSED, OpOverload
+from torch_ltc.record.call_site import current_source
+from torch_ltc.record.operator import Operator
+
+aten = torch.ops.aten
+
+
+def run_on_physical_device(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
+    """Backend fallback of the other layouts: run the call eagerly."""
+    operator = Operator(op)
+    return run_eagerly(operator, operator.values(args, kwargs), "it takes tensors that are not plain strided ones")
+
+
+def _refusing(what: str, hint: str) -> Kernel:
+    def refuse(*args: Any, **kwargs: Any) -> NoReturn:
+        raise UnsupportedLayoutError(what, source=str(current_source()), hint=hint)
+
+    return refuse
+
+
+def is_left_aligned(tensor: torch.Tensor, mask: torch.Tensor) -> bool:
+    """Kernel of `aten::_nested_tensor_from_mask_left_aligned`, by which `nn.TransformerEncoder` asks whether it may
+    make a nested tensor: it may not, and takes the path of devices without them."""
+    return False
+
+
+_nested = _refusing(
+    "a nested tensor with the strided layout was asked for, which the ltc device cannot hold",
+    "use layout=torch.jagged, or make it on the CPU; nn.TransformerEncoder(..., enable_nested_tensor=False)",
+)
+_sparse_gradient = _refusing(
+    "the gradient of an embedding with sparse=True is sparse, which the ltc device cannot hold",
+    "use sparse=False, and torch.optim.Adam in place of SparseAdam",
+)
+
+KERNELS: dict[str, Any] = {
+    "aten::_nested_tensor_from_mask_left_aligned": is_left_aligned,
+    "aten::_nested_tensor_from_mask": _nested,
+    "aten::_nested_tensor_from_tensor_list": _nested,
+    "aten::_nested_view_from_buffer": _nested,
+}
+COMPOSITES: dict[str, Any] = {
+    "aten::embedding_sparse_backward": _sparse_gradient,
+    "aten::_embedding_bag_sparse_backward": _sparse_gradient,
+}
+
+
+def embedding_bag_backward(*args: Any, **kwargs: Any) -> Any:
+    """Kernel of `aten::_embedding_bag_backward`."""
+    is_sparse = _BAG_BACKWARD.values(args, kwargs)[_BAG_SPARSE]
+    return _sparse_gradient() if is_sparse else _bag_backward(*args, **kwargs)
+
+
+_BAG_BACKWARD = Operator(aten._embedding_bag_backward.default)
+_BAG_SPARSE = [argument.name for argument in _BAG_BACKWARD.arguments].index("sparse")
+_bag_backward = make_kernel(aten._embedding_bag_backward.default)
+KERNELS["aten::_embedding_bag_backward"] = embedding_bag_backward
+
+
+def _part(op: OpOverload) -> Kernel:
+    """A part of a compressed sparse tensor, which PyTorch's kernel takes whatever device it is on."""
+    return lambda tensor: op.redispatch(COMPRESSED, tensor)
+
+
+PARTS: dict[str, Any] = {
+    op.name(): _part(op)
+    for op in (
+        aten.crow_indices.default,
+        aten.col_indices.default,
+        aten.ccol_indices.default,
+        aten.row_indices.default,
+        aten.values.default,
+    )
+}
+# Operators that are composed of their `out=` form for devices without a kernel, which takes no other layouts.
+PRODUCTS: dict[str, Any] = {
+    op.name(): functools.partial(run_on_physical_device, op)
+    for op in (
+        aten.mm.default,
+        aten.addmm.default,
+        aten.bmm.default,
+        aten.baddbmm.default,
+        aten.mv.default,
+        aten.addmv.default,
+    )
+}
+
+__all__ = ["COMPOSITES", "KERNELS", "PARTS", "PRODUCTS", "run_on_physical_device"]

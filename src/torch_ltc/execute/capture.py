@@ -1,0 +1,491 @@
+"""Capture: the launches of a hot program, taken down once as graphs of the device, and replayed from then on.
+
+It stands between the tiers and the backends: whatever computes a program on such a device may be captured. What a graph
+reads and writes lies at fixed addresses. Inputs that stay where they are are used where they are; one that moves is
+copied into a slot before each replay. Outputs lie in memory of the graph: one that someone still holds when the graph
+is replayed again is moved out first. Calls that need a number which changes, or that cannot be captured, run between
+the graphs.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from torch_ltc.compile.program_cache import CachedProgram
+from torch_ltc.events import CaptureEvent, emit
+from torch_ltc.execute.cuda_graphs import CudaGraphs
+from torch_ltc.lowering.functional_computation import FunctionalComputation
+from torch_ltc.lowering.interface import Arguments, Computation, Outcome
+from torch_ltc.lowering.kernel_call import run_call
+from torch_ltc.lowering.lower import same_number
+from torch_ltc.program.instruction import Call, Program, ReturnKind, Scalar
+from torch_ltc.pytorch.private import conj_view, data_pointer, neg_view
+from torch_ltc.record.buffer import Buffer
+
+__all__ = ["Capture", "Graph", "Graphs", "graphs_of"]
+
+# Executions that are watched before a program is captured, and with `cuda_graphs = "always"`.
+_WATCHED = 3
+_WATCHED_LEAST = 2
+# How often a program is captured before it is left alone, and how many of its calls may run between graphs.
+_MOST_CAPTURES = 8
+_MOST_DIRECT = 64
+
+
+class Graph(Protocol):
+    """Launches that the device has taken down."""
+
+    def replay(self) -> None:
+        """Launch them again."""
+
+
+class Graphs(Protocol):
+    """The device's way to take launches down."""
+
+    def capture(self, launch: Callable[[], None], generator: torch.Generator | None) -> Graph:
+        """Take down what `launch` launches; nothing is computed. What it draws comes from `generator` at each
+        replay."""
+
+
+_by_device: dict[str, Graphs] = {"cuda": CudaGraphs()}
+
+
+def graphs_of(device: torch.device) -> Graphs | None:
+    """The device's graphs, if it has any."""
+    return _by_device.get(device.type)
+
+
+class _CannotCapture(Exception):
+    """A call cannot be captured."""
+
+    def __init__(self, call: Call | None, error: Exception) -> None:
+        super().__init__(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
+        self.call = call
+
+
+@dataclass(slots=True)
+class _Watched:
+    """What changes between executions of a program: input buffers that move, and run-time numbers."""
+
+    addresses: list[int] | None = None
+    numbers: list[object] | None = None
+    moving: set[int] = field(default_factory=set)
+    varying: set[int] = field(default_factory=set)
+
+    def look(self, program: Program, addresses: list[int], numbers: list[object]) -> None:
+        """Compare one more execution with the last."""
+        if self.addresses is not None and self.addresses != addresses:
+            pairs = zip(program.inputs, self.addresses, addresses, strict=True)
+            self.moving.update(instruction.buffer for instruction, old, new in pairs if old != new)
+        if self.numbers is not None:
+            pairs_of_numbers = enumerate(zip(self.numbers, numbers, strict=True))
+            self.varying.update(slot for slot, (old, new) in pairs_of_numbers if not same_number(old, new))
+        self.addresses, self.numbers = addresses, numbers
+
+
+class Capture:
+    """All that is known of capturing one program. Used on the executor's thread."""
+
+    __slots__ = (
+        "_entry",
+        "_graphs",
+        "_watched",
+        "_runs",
+        "_captures",
+        "_direct",
+        "_computation",
+        "_captured",
+        "refusal",
+    )
+
+    def __init__(self, entry: CachedProgram, graphs: Graphs) -> None:
+        self._entry = entry
+        self._graphs = graphs
+        # The reason why the program is left alone.
+        self.refusal = ""
+        self._begin(None)
+
+    def _begin(self, computation: Computation | None) -> None:
+        self._computation = computation
+        self._watched = _Watched()
+        self._runs = 0
+        self._captures = 0
+        self._direct: set[int] = set()
+        self._captured: _Captured | None = None
+        self.refusal = ""
+
+    @property
+    def captured(self) -> bool:
+        """True when there are graphs to replay."""
+        return self._captured is not None
+
+    def run(
+        self,
+        computation: Computation | None,
+        arguments: Arguments,
+        previous: Sequence[weakref.ref[Buffer]],
+        always: bool,
+    ) -> Outcome | None:
+        """Replay the program's graphs, or capture them while running it once; None when the caller is to run it.
+        `previous` are the outputs of the last execution."""
+        if self._computation is not computation:
+            self._begin(computation)
+        if self.refusal or not all(isinstance(held, torch.Tensor) for held in arguments.held):
+            return None
+        tensors: list[Any] = arguments.inputs
+        addresses = [data_pointer(tensor) for tensor in tensors]
+        captured = self._captured
+        if captured is not None and captured.fits(addresses, arguments.scalars):
+            captured.move_out(previous)
+            return captured.replay(arguments)
+        self._watched.look(self._entry.program, addresses, list(arguments.scalars))
+        self._runs += 1
+        if self._runs < (_WATCHED_LEAST if always else _WATCHED):
+            return None
+        if captured is not None:
+            # Its outputs stay where they are as long as someone holds them.
+            self._captured = None
+        return self._capture(computation, arguments)
+
+    def _capture(self, computation: Computation | None, arguments: Arguments) -> Outcome | None:
+        if self._captures == _MOST_CAPTURES:
+            self._refuse("its inputs or numbers change in ever new ways")
+            return None
+        self._captures += 1
+        program = self._entry.program
+        made: _Captured
+        if isinstance(computation, FunctionalComputation):
+            if self._watched.varying:
+                self._refuse("compiled code takes its run-time numbers from the host, and they change")
+                return None
+            made = _CapturedFunction(self._entry, computation, self._graphs, self._watched.moving)
+        else:
+            if any(call.layout.copied is None for call in program.calls):
+                # The interpreter has not seen yet how the results of all kernels lie in memory.
+                return None
+            direct = self._direct | _users_of(program, self._watched.varying)
+            if len(direct) > _MOST_DIRECT:
+                self._refuse(f"{len(direct)} of its calls would have to run between graphs")
+                return None
+            made = _CapturedCalls(self._entry, self._graphs, self._watched.moving, frozenset(direct))
+        outcome = made.first_run(arguments)
+        if made.failure is None:
+            self._captured = made
+            emit(CaptureEvent(program.identity, made.graph_count, made.describe(), ""))
+        elif made.failure.call is None or isinstance(computation, FunctionalComputation):
+            self._refuse(str(made.failure), made.failure.call)
+        else:
+            # Next time it runs between the graphs.
+            self._direct.add(program.calls.index(made.failure.call))
+        return outcome
+
+    def _refuse(self, reason: str, call: Call | None = None) -> None:
+        self.refusal = reason if call is None else f"{call.name} at {call.source}: {reason}"
+        emit(CaptureEvent(self._entry.program.identity, 0, "", self.refusal))
+
+
+def _users_of(program: Program, slots: set[int]) -> set[int]:
+    """Indices of the calls that take one of these run-time numbers."""
+
+    def uses(operand: object) -> bool:
+        if isinstance(operand, tuple):
+            return any(uses(item) for item in operand)
+        return isinstance(operand, Scalar) and operand.slot in slots
+
+    return {
+        index
+        for index, call in enumerate(program.calls)
+        if any(uses(operand) for operand in (*call.args, *call.kwargs.values()))
+    }
+
+
+class _Slot:
+    """Fixed memory for an input buffer that moves, and the positions of the inputs that see it."""
+
+    def __init__(self, positions: list[int], tensors: list[Any], specs: list[Any]) -> None:
+        self.positions = positions
+        storage = tensors[positions[0]].untyped_storage()
+        self.size_bytes = int(storage.nbytes())
+        device = tensors[positions[0]].device
+        self._bytes = torch.empty(self.size_bytes, dtype=torch.uint8, device=device)
+        self.views: dict[int, torch.Tensor] = {}
+        for position in positions:
+            spec = specs[position]
+            view = torch.empty(0, dtype=spec.dtype, device=device)
+            view.set_(self._bytes.untyped_storage(), spec.offset, spec.size, spec.stride)
+            view = conj_view(view) if spec.conj else view
+            self.views[position] = neg_view(view) if spec.neg else view
+        self._single = self.views[positions[0]] if len(positions) == 1 else None
+
+    def load(self, tensors: Sequence[Any]) -> None:
+        """Copy the input into the slot."""
+        if self._single is not None:
+            self._single.copy_(tensors[self.positions[0]])
+        else:
+            self._bytes.copy_(self._whole(tensors))
+
+    def store(self, tensors: Sequence[Any]) -> None:
+        """Copy the slot, which the program has written to, back."""
+        if self._single is not None:
+            tensors[self.positions[0]].copy_(self._single)
+        else:
+            self._whole(tensors).copy_(self._bytes)
+
+    def _whole(self, tensors: Sequence[Any]) -> torch.Tensor:
+        tensor = tensors[self.positions[0]]
+        whole = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+        return whole.set_(tensor.untyped_storage(), 0, (self.size_bytes,), (1,))
+
+
+class _Captured:
+    """The graphs of a program, its slots, and the memory that its outputs lie in."""
+
+    def __init__(self, entry: CachedProgram, graphs: Graphs, moving: set[int]) -> None:
+        self._entry = entry
+        self._program = entry.program
+        self._graphs = graphs
+        self._moving = frozenset(moving)
+        self._slots: list[_Slot] = []
+        self._written: list[_Slot] = []
+        self._fixed_positions: list[int] = []
+        self._fixed_addresses: list[int] = []
+        self._fixed_numbers: list[tuple[int, object]] = []
+        # All of them, if they are none whose sign equality hides.
+        self._numbers: list[object] | None = None
+        self.outputs: list[Any] = []
+        self._own: set[int] = set()
+        self.graph_count = 0
+        self.failure: _CannotCapture | None = None
+
+    def describe(self) -> str:
+        """What becomes of inputs and calls."""
+        slots = sum(len(slot.positions) for slot in self._slots)
+        return f"{len(self._fixed_positions)} inputs where they are, {slots} copied"
+
+    def fits(self, addresses: list[int], numbers: Sequence[object]) -> bool:
+        """True when the inputs lie where the graphs look for them, and the numbers are those in the graphs."""
+        if self._moving:
+            addresses = [addresses[position] for position in self._fixed_positions]
+        if addresses != self._fixed_addresses:
+            return False
+        return numbers == self._numbers or all(same_number(numbers[s], v) for s, v in self._fixed_numbers)
+
+    def move_out(self, previous: Sequence[weakref.ref[Buffer]]) -> None:
+        """Copy what someone still holds of the last outputs to memory of its own."""
+        for reference in previous:
+            buffer = reference()
+            data = None if buffer is None else buffer.data
+            if buffer is not None and data is not None and id(data) in self._own:
+                assert isinstance(data, torch.Tensor)
+                kept = torch.empty_strided(data.size(), data.stride(), dtype=data.dtype, device=data.device)
+                buffer.data = kept.copy_(data)
+
+    def first_run(self, arguments: Arguments) -> Outcome | None:
+        """Capture, and run the program once on the way. None when nothing has run."""
+        tensors: list[Any] = arguments.inputs
+        program = self._program
+        by_buffer: dict[int, list[int]] = {}
+        for position, instruction in enumerate(program.inputs):
+            by_buffer.setdefault(instruction.buffer, []).append(position)
+        static = list(tensors)
+        specs = [instruction.spec for instruction in program.inputs]
+        for buffer, positions in by_buffer.items():
+            if buffer not in self._moving:
+                self._fixed_positions += positions
+                continue
+            slot = _Slot(positions, tensors, specs)
+            self._slots.append(slot)
+            if buffer in self._entry.written:
+                self._written.append(slot)
+            for position, view in slot.views.items():
+                static[position] = view
+        self._fixed_positions.sort()
+        self._fixed_addresses = [data_pointer(tensors[position]) for position in self._fixed_positions]
+        for slot in self._slots:
+            slot.load(tensors)
+        outcome = self._capture(static, arguments)
+        if outcome is not None:
+            if all(number != 0 for number in arguments.scalars):
+                self._numbers = list(arguments.scalars)
+            for slot in self._written:
+                slot.store(tensors)
+            self.outputs = list(outcome.results)
+            self._own = {id(result) for result in self.outputs}
+        return outcome
+
+    def replay(self, arguments: Arguments) -> Outcome:
+        """Run the program once."""
+        tensors: list[Any] = arguments.inputs
+        for slot in self._slots:
+            slot.load(tensors)
+        self._launch(arguments)
+        for slot in self._written:
+            slot.store(tensors)
+        return Outcome(list(self.outputs))
+
+    def _capture(self, inputs: list[Any], arguments: Arguments) -> Outcome | None:
+        raise NotImplementedError
+
+    def _launch(self, arguments: Arguments) -> None:
+        raise NotImplementedError
+
+
+class _CapturedFunction(_Captured):
+    """What a backend made of a program, in one graph."""
+
+    def __init__(
+        self, entry: CachedProgram, computation: FunctionalComputation, graphs: Graphs, moving: set[int]
+    ) -> None:
+        super().__init__(entry, graphs, moving)
+        self._computation = computation
+        self._graph: Graph | None = None
+
+    def _capture(self, inputs: list[Any], arguments: Arguments) -> Outcome | None:
+        given = Arguments(inputs, arguments.scalars, arguments.generator, arguments.device, arguments.sources)
+        made: list[Outcome] = []
+
+        def launch() -> None:
+            made.append(self._computation.run(given))
+
+        try:
+            self._graph = self._graphs.capture(launch, arguments.generator if self._program.random else None)
+        except Exception as error:
+            self.failure = _CannotCapture(None, error)
+            return None
+        self._fixed_numbers = list(enumerate(arguments.scalars))
+        self.graph_count = 1
+        self._graph.replay()
+        return Outcome(made[0].results)
+
+    def _launch(self, arguments: Arguments) -> None:
+        assert self._graph is not None
+        self._graph.replay()
+
+
+@dataclass(slots=True)
+class _Segment:
+    """Calls that are captured together, or one that runs between graphs."""
+
+    calls: list[Call]
+    direct: bool
+    graph: Graph | None = None
+    # Memory for what a call between graphs makes, by value number.
+    made: dict[int, torch.Tensor] = field(default_factory=dict)
+
+
+class _CapturedCalls(_Captured):
+    """The calls of a program as recorded, in graphs, with single calls between them."""
+
+    def __init__(self, entry: CachedProgram, graphs: Graphs, moving: set[int], direct: frozenset[int]) -> None:
+        super().__init__(entry, graphs, moving)
+        self._segments: list[_Segment] = []
+        for index, call in enumerate(self._program.calls):
+            apart = index in direct
+            if apart or not self._segments or self._segments[-1].direct:
+                self._segments.append(_Segment([], apart))
+            self._segments[-1].calls.append(call)
+        # What calls between graphs take; everything else is in the graphs.
+        self._values: dict[int, Any] = {}
+        self._last_use = _last_uses(self._program)
+
+    def describe(self) -> str:
+        """What becomes of inputs and calls."""
+        direct = sum(segment.direct for segment in self._segments)
+        between = f", {direct} calls between graphs" if direct else ""
+        return f"{super().describe()}{between}"
+
+    def _capture(self, inputs: list[Any], arguments: Arguments) -> Outcome | None:
+        values: dict[int, Any] = {i.number: tensor for i, tensor in zip(self._program.inputs, inputs, strict=True)}
+        kept = {
+            number for segment in self._segments if segment.direct for call in segment.calls for number in call.operands
+        }
+        for segment in self._segments:
+            if self.failure is not None or segment.direct:
+                for call in segment.calls:
+                    self._run_now(segment, call, values, arguments)
+            else:
+                self._capture_segment(segment, values, kept, arguments)
+        if self.failure is None:
+            self._values = {number: values[number] for number in kept}
+            used = {slot for s in self._segments if not s.direct for call in s.calls for slot in _slots_of(call)}
+            self._fixed_numbers = [(slot, arguments.scalars[slot]) for slot in sorted(used)]
+        return Outcome([values[number] for number in self._program.outputs])
+
+    def _run_now(self, segment: _Segment, call: Call, values: dict[int, Any], arguments: Arguments) -> None:
+        results = run_call(call, values.__getitem__, arguments)
+        if self.failure is None:
+            kinds = dict(zip(call.numbers, call.flat_returns, strict=True))
+            segment.made = {n: result for n, result in results.items() if kinds[n].kind is ReturnKind.FRESH}
+        values.update(results)
+
+    def _capture_segment(self, segment: _Segment, values: dict[int, Any], kept: set[int], arguments: Arguments) -> None:
+        before = dict(values)
+        failed: list[Call] = []
+
+        def launch() -> None:
+            for call in segment.calls:
+                try:
+                    values.update(run_call(call, values.__getitem__, arguments))
+                except Exception:
+                    failed.append(call)
+                    raise
+                for number in self._last_use.get(id(call), ()):
+                    if number not in kept:
+                        values.pop(number, None)
+
+        try:
+            segment.graph = self._graphs.capture(launch, arguments.generator if self._program.random else None)
+        except Exception as error:
+            self.failure = _CannotCapture(failed[0] if failed else None, error)
+            values.clear()
+            values.update(before)
+            for call in segment.calls:
+                values.update(run_call(call, values.__getitem__, arguments))
+            return
+        self.graph_count += 1
+        segment.graph.replay()
+
+    def _launch(self, arguments: Arguments) -> None:
+        value_of = self._values.__getitem__
+        for segment in self._segments:
+            if segment.graph is not None:
+                segment.graph.replay()
+                continue
+            results = run_call(segment.calls[0], value_of, arguments)
+            for number, memory in segment.made.items():
+                memory.copy_(results[number])
+
+
+def _slots_of(call: Call) -> set[int]:
+    """The run-time numbers that a call takes."""
+    found: set[int] = set()
+
+    def look(operand: object) -> None:
+        if isinstance(operand, tuple):
+            for item in operand:
+                look(item)
+        elif isinstance(operand, Scalar):
+            found.add(operand.slot)
+
+    for operand in (*call.args, *call.kwargs.values()):
+        look(operand)
+    return found
+
+
+def _last_uses(program: Program) -> dict[int, list[int]]:
+    """For each call, by identity, the values that nobody needs after it."""
+    last: dict[int, Call] = {}
+    for call in program.calls:
+        for number in (*call.operands, *(number for number in call.numbers if number >= 0)):
+            last[number] = call
+    for number in (*program.outputs, *(instruction.number for instruction in program.inputs)):
+        last.pop(number, None)
+    dead: dict[int, list[int]] = {}
+    for number, call in last.items():
+        dead.setdefault(id(call), []).append(number)
+    return dead

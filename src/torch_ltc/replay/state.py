@@ -1,0 +1,280 @@
+"""The Python state that a function can reach: found by walking it, compared before and after a call, and guarded.
+
+What is walked: closures, globals that the code names, `self`, modules, optimizers, schedulers, plain objects and
+containers. What PyTorch and the standard library keep for themselves is not.
+"""
+
+from __future__ import annotations
+
+import operator
+import types
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+__all__ = ["Place", "State", "TooMuchState", "walk"]
+
+_MOST_PLACES = 200_000
+# CPU tensors of at most this many elements are compared by value.
+_SMALL = 64
+_SCALARS = (int, float, bool, str, bytes, complex, type(None), torch.dtype, torch.device)
+_OPAQUE = (type, types.ModuleType, types.BuiltinFunctionType, types.CodeType, types.FrameType)
+_LIBRARIES = ("torch", "torch_ltc", "numpy", "builtins", "functools", "collections", "logging", "threading", "weakref")
+
+
+class TooMuchState(Exception):
+    """A function reaches more than can be compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Something that holds a value: an entry of a dict or list, a closure's cell, the gradient of a tensor."""
+
+    holder: Any
+    key: Any
+    path: str
+
+    @property
+    def identity(self) -> tuple[int, Any]:
+        """Equal for the same place."""
+        return (id(self.holder), id(self.key) if isinstance(self.key, torch.Tensor) else self.key)
+
+    def get(self) -> Any:
+        """What it holds."""
+        if isinstance(self.holder, types.CellType):
+            return self.holder.cell_contents
+        if isinstance(self.holder, torch.Tensor):
+            return self.holder.grad
+        return self.holder[self.key]
+
+    def put(self, value: Any) -> None:
+        """Have it hold something else."""
+        if isinstance(self.holder, types.CellType):
+            self.holder.cell_contents = value
+        elif isinstance(self.holder, torch.Tensor):
+            self.holder.grad = value
+        else:
+            self.holder[self.key] = value
+
+
+def _is_library(module: str | None) -> bool:
+    return module is None or module.partition(".")[0] in _LIBRARIES
+
+
+def _names(code: types.CodeType) -> set[str]:
+    """Global names that the code, or a function in it, uses."""
+    found = set(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            found |= _names(constant)
+    return found
+
+
+def _children(value: Any, path: str) -> Iterator[Place]:
+    """The places that a value consists of."""
+    if isinstance(value, torch.Tensor):
+        if value.requires_grad and value.is_leaf:
+            yield Place(value, "grad", f"{path}.grad")
+    elif isinstance(value, dict):
+        for key in list(value):
+            name = key if isinstance(key, str) else "..." if isinstance(key, torch.Tensor) else repr(key)
+            yield Place(value, key, f"{path}.{name}" if path else str(name))
+    elif isinstance(value, list):
+        for index in range(len(value)):
+            yield Place(value, index, f"{path}[{index}]")
+    elif isinstance(value, tuple):
+        for index, item in enumerate(value):
+            yield from _children(item, f"{path}[{index}]")
+    elif isinstance(value, types.MethodType):
+        yield from _children(value.__func__, path)
+        yield from _children(value.__self__, f"{path}.self" if path else "self")
+    elif isinstance(value, types.FunctionType):
+        if not _is_library(value.__module__):
+            for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
+                try:
+                    cell.cell_contents  # noqa: B018  empty until it is assigned
+                except ValueError:
+                    continue
+                yield Place(cell, None, name)
+            for name in _names(value.__code__) & value.__globals__.keys():
+                yield Place(value.__globals__, name, name)
+            yield from _children(value.__defaults__ or (), f"{path} defaults")
+    elif _is_walked(value):
+        yield from _children(vars(value), path)
+
+
+def _is_walked(value: Any) -> bool:
+    """True for objects whose attributes count."""
+    kinds = (torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
+    if isinstance(value, kinds):
+        return True
+    if isinstance(value, _OPAQUE) or not hasattr(value, "__dict__"):
+        return False
+    return not _is_library(type(value).__module__)
+
+
+def walk(roots: dict[str, Any]) -> dict[tuple[int, Any], Place]:
+    """All places that can be reached from these values, by identity."""
+    found: dict[tuple[int, Any], Place] = {}
+    seen: set[int] = set()
+    waiting = [place for name, value in roots.items() for place in _children(value, name)]
+    while waiting:
+        place = waiting.pop()
+        if place.identity in found:
+            continue
+        found[place.identity] = place
+        if len(found) > _MOST_PLACES:
+            raise TooMuchState(f"more than {_MOST_PLACES:,} values can be reached from the function")
+        value = place.get()
+        if isinstance(value, _SCALARS) or id(value) in seen:
+            continue
+        seen.add(id(value))
+        waiting.extend(_children(value, place.path))
+    return found
+
+
+def _token(value: Any) -> Any:
+    """Equal while the value itself is the same; what it consists of has places of its own."""
+    if isinstance(value, _SCALARS):
+        return (type(value), value)
+    if isinstance(value, torch.Tensor):
+        if value.device.type == "ltc":
+            return (id(value), None)
+        small = value.numel() <= _SMALL and value.device.type == "cpu" and value.layout is torch.strided
+        return (id(value), tuple(value.detach().flatten().tolist()) if small else value._version)
+    if isinstance(value, tuple) and all(isinstance(item, _SCALARS) for item in value):
+        return value
+    if isinstance(value, (dict, list, set)):
+        return (id(value), len(value))
+    return (id(value), None)
+
+
+@dataclass(slots=True)
+class State:
+    """Everything that can be reached, at one moment."""
+
+    places: dict[tuple[int, Any], Place]
+    tokens: dict[tuple[int, Any], Any] = field(default_factory=dict)
+    # Keeps alive what the tokens name by identity.
+    values: dict[tuple[int, Any], Any] = field(default_factory=dict)
+
+    @classmethod
+    def now(cls, roots: dict[str, Any]) -> State:
+        """As it is."""
+        made = cls(walk(roots))
+        for identity, place in made.places.items():
+            value = made.values[identity] = place.get()
+            made.tokens[identity] = _token(value)
+        return made
+
+    def changes(self, later: State) -> list[tuple[Place, Any, Any]]:
+        """Places whose value is another one later, with both; `MISSING` for a place that is not there."""
+        changed = []
+        for identity in {**self.tokens, **later.tokens}:
+            if self.tokens.get(identity, MISSING) != later.tokens.get(identity, MISSING):
+                place = self.places.get(identity) or later.places[identity]
+                before, after = self.values.get(identity, MISSING), later.values.get(identity, MISSING)
+                changed.append((place, before, after))
+        return changed
+
+    def guard(self, skip: set[tuple[int, Any]]) -> Callable[[], str]:
+        """A quick check that everything is as it is now, but for the places to `skip`: the path of a place that is
+        not, or an empty text."""
+        slow: list[tuple[Place, Any]] = []
+        empty: dict[int, Any] = {}
+        by_holder: dict[int, tuple[Any, dict[Any, Any]]] = {}
+        for identity, place in self.places.items():
+            value = self.values[identity]
+            if isinstance(value, (dict, list, set)):
+                if value:
+                    by_holder.setdefault(id(value), (value, {}))
+                else:
+                    empty[id(value)] = value
+            if identity in skip:
+                continue
+            host_tensor = isinstance(value, torch.Tensor) and value.device.type != "ltc"
+            if host_tensor or not isinstance(place.holder, (dict, list)):
+                slow.append((place, self.tokens[identity]))
+            else:
+                by_holder.setdefault(id(place.holder), (place.holder, {}))[1][place.key] = value
+        return _Guard(self.places, slow, list(empty.values()), list(by_holder.values())).check
+
+
+class _Guard:
+    """Everything that a replay relies on, by the container that holds it."""
+
+    def __init__(
+        self,
+        places: dict[tuple[int, Any], Place],
+        slow: list[tuple[Place, Any]],
+        empty: list[Any],
+        holders: list[tuple[Any, dict[Any, Any]]],
+    ) -> None:
+        self._places = places
+        self._slow = slow
+        self._empty = empty
+        self._groups = [
+            (holder, None if _is_global(holder) else len(holder), _getter(tuple(values)), tuple(values.values()))
+            for holder, values in holders
+        ]
+
+    def check(self) -> str:
+        """The path of something that has changed, or an empty text."""
+        for group in self._groups:
+            holder, length, get, expected = group
+            try:
+                if (length is None or len(holder) == length) and get(holder) == expected:
+                    continue
+            except (KeyError, IndexError, RuntimeError):
+                # A tensor that is another one has no truth value.
+                pass
+            changed = self._changed(group)
+            if changed:
+                return changed
+        if any(map(len, self._empty)):
+            grown = next(each for each in self._empty if each)
+            return next((place.path for place in self._places.values() if place.get() is grown), "a container")
+        for place, token in self._slow:
+            if _token(place.get()) != token:
+                return place.path
+        return ""
+
+    def _changed(self, group: tuple[Any, int | None, Callable[[Any], tuple[Any, ...]], tuple[Any, ...]]) -> str:
+        holder, length, get, expected = group
+        try:
+            current = get(holder)
+        except (KeyError, IndexError):
+            return "something that the function names"
+        paths = {place.key: place.path for place in self._places.values() if place.holder is holder}
+        keys = list(paths)
+        for value, known in zip(current, expected, strict=True):
+            if value is not known and _token(value) != _token(known):
+                return next((paths[key] for key in keys if holder[key] is value), "something that the function names")
+        return (
+            "" if length is None or len(holder) == length else f"the length of {next(iter(paths.values()), 'a list')}"
+        )
+
+
+def _is_global(holder: Any) -> bool:
+    """True for the globals of a module, of which only some are named by the function."""
+    return isinstance(holder, dict) and "__builtins__" in holder
+
+
+def _getter(keys: tuple[Any, ...]) -> Callable[[Any], tuple[Any, ...]]:
+    if not keys:
+        return lambda holder: ()
+    if len(keys) == 1:
+        key = keys[0]
+        return lambda holder: (holder[key],)
+    get: Callable[[Any], tuple[Any, ...]] = operator.itemgetter(*keys)
+    return get
+
+
+class _Missing:
+    def __repr__(self) -> str:
+        return "nothing"
+
+
+MISSING = _Missing()

@@ -1,0 +1,381 @@
+"""`torch_ltc.jit`: a replayed call does what a recorded one would have done, or is recorded."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import torch_ltc
+from torch_ltc.errors import JitError
+from torch_ltc.replay.function import JitFunction
+
+Make = Callable[[Any], torch.optim.Optimizer]
+
+_OPTIMIZERS: dict[str, Make] = {
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, weight_decay=0.01),
+    "adam": lambda parameters: torch.optim.Adam(parameters, lr=0.01),
+    "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=0.01, foreach=False),
+    "rmsprop": lambda parameters: torch.optim.RMSprop(parameters, lr=0.01),
+}
+
+
+def counts(function: JitFunction) -> tuple[int, int]:
+    """How many calls were recorded and replayed."""
+    calls = function._calls.values()
+    return sum(each.recordings for each in calls), sum(each.replays for each in calls)
+
+
+def reason(function: JitFunction) -> str:
+    """Why the last call was not replayed."""
+    return next(iter(function._calls.values())).reason
+
+
+def train(device: str, make: Make, use_jit: bool, steps: int = 20, schedule: bool = True) -> tuple[list[Tensor], Any]:
+    """Losses, parameters, buffers and gradients of a small training."""
+    torch.manual_seed(3)
+    layers = [nn.Linear(8, 16), nn.Dropout(0.2), nn.ReLU(), nn.BatchNorm1d(16), nn.Linear(16, 4)]
+    model = nn.Sequential(*layers)
+    batches = [(torch.randn(6, 8), torch.randint(0, 4, (6,))) for _ in range(steps)]
+    torch.manual_seed(5)
+    torch.ltc.manual_seed(5)
+    model.to(device)
+    optimizer = make(model.parameters())
+    rates = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    function = torch_ltc.jit(step) if use_jit else step
+    losses = []
+    for x, y in batches:
+        losses.append(function(x.to(device), y.to(device)).detach())
+        if schedule:
+            rates.step()
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    return [t.detach().cpu() for t in (*losses, *model.parameters(), *model.buffers(), *gradients)], function
+
+
+@pytest.mark.parametrize("name", _OPTIMIZERS)
+def test_training_with_a_schedule_is_equal_to_eager(name: str) -> None:
+    expected, _ = train("cpu", _OPTIMIZERS[name], use_jit=False)
+    got, function = train("ltc", _OPTIMIZERS[name], use_jit=True)
+    assert all(torch.equal(a, b) for a, b in zip(expected, got, strict=True))
+    recorded, replayed = counts(function)
+    assert recorded <= 5
+    assert replayed >= 15
+
+
+def test_calls_are_replayed_once_two_recordings_agree() -> None:
+    function = torch_ltc.jit(lambda x: x * 2 + 1)
+    results = [function(torch.full((2,), float(i)).to("ltc")) for i in range(6)]
+    assert [result.tolist() for result in results] == [[2.0 * i + 1] * 2 for i in range(6)]
+    assert counts(function) == (2, 4)
+
+
+def test_arguments_may_be_nested_and_of_several_kinds() -> None:
+    @dataclass
+    class Batch:
+        x: Tensor
+        scale: float
+
+    @torch_ltc.jit
+    def function(batch: Batch, extra: dict[str, list[Tensor]]) -> dict[str, Any]:
+        return {"sum": batch.x * 2 + extra["y"][0], "same": extra["y"][1], "text": "done"}
+
+    for i in range(5):
+        y = [torch.full((3,), 1.0 * i).to("ltc"), torch.ones(1).to("ltc")]
+        result = function(Batch(torch.full((3,), 10.0 * i).to("ltc"), 1.0), {"y": y})
+        assert result["sum"].tolist() == [21.0 * i] * 3
+        assert result["same"] is y[1]
+        assert result["text"] == "done"
+    assert counts(function)[1] == 3
+    other = function(Batch(torch.ones(5).to("ltc"), 1.0), {"y": [torch.ones(5).to("ltc"), torch.ones(1).to("ltc")]})
+    assert other["sum"].tolist() == [3.0] * 5
+
+
+def test_results_of_earlier_calls_keep_their_values() -> None:
+    function = torch_ltc.jit(lambda x: x + 1)
+    kept = [function(torch.full((2,), float(i)).to("ltc")) for i in range(8)]
+    assert [t.tolist() for t in kept] == [[i + 1.0] * 2 for i in range(8)]
+
+
+def test_a_number_that_is_only_handed_to_operators_becomes_an_input() -> None:
+    function = torch_ltc.jit(lambda x, scale: x * scale)
+    x = torch.ones(3).to("ltc")
+    assert [function(x, 0.5 * i).tolist()[0] for i in range(8)] == [0.5 * i for i in range(8)]
+    recorded, replayed = counts(function)
+    assert (recorded, replayed) == (2, 6)
+
+
+def test_a_number_that_decides_is_looked_at_each_time() -> None:
+    function = torch_ltc.jit(lambda x, scale: x * scale if scale < 2 else x - scale)
+    x = torch.ones(3).to("ltc")
+    expected = [float(s) if s < 2 else 1.0 - s for s in (0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 1.5, 1.5, 1.5)]
+    got = [function(x, s).tolist()[0] for s in (0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 1.5, 1.5, 1.5)]
+    assert got == expected
+
+
+def test_a_constant_that_is_changed_is_seen() -> None:
+    options = {"scale": 2.0}
+    function = torch_ltc.jit(lambda x: x * options["scale"])
+    x = torch.ones(2).to("ltc")
+    for _ in range(4):
+        assert function(x).tolist() == [2.0, 2.0]
+    options["scale"] = 5.0
+    assert function(x).tolist() == [5.0, 5.0]
+
+
+def test_a_branch_on_state_is_seen() -> None:
+    class Net(nn.Module):
+        flipped = False
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * 2 if not self.flipped else x + 100
+
+    net = Net()
+    net.flipped = False
+    function = torch_ltc.jit(lambda x: net(x))
+    x = torch.ones(2).to("ltc")
+    for _ in range(4):
+        assert function(x).tolist() == [2.0, 2.0]
+    net.flipped = True
+    assert function(x).tolist() == [101.0, 101.0]
+
+
+def test_dropout_in_train_and_eval_mode() -> None:
+    layer = nn.Dropout(0.5)
+    function = torch_ltc.jit(lambda x: layer(x))
+    x = torch.ones(64).to("ltc")
+    draws = [tuple(function(x).tolist()) for _ in range(6)]
+    assert len(set(draws)) == 6
+    layer.eval()
+    assert function(x).tolist() == [1.0] * 64
+    layer.train()
+    assert 0.0 in function(x).tolist()
+
+
+def test_a_method_of_two_instances() -> None:
+    class Scaler:
+        def __init__(self, scale: float) -> None:
+            self.weight = torch.full((2,), scale).to("ltc")
+
+        @torch_ltc.jit
+        def step(self, x: Tensor) -> Tensor:
+            return x * self.weight
+
+    first, second = Scaler(2.0), Scaler(3.0)
+    x = torch.ones(2).to("ltc")
+    for _ in range(5):
+        assert first.step(x).tolist() == [2.0, 2.0]
+        assert second.step(x).tolist() == [3.0, 3.0]
+
+
+def test_two_functions_that_alternate_on_shared_state() -> None:
+    weight = {"w": torch.ones(2).to("ltc")}
+
+    def grow(x: Tensor) -> Tensor:
+        weight["w"].mul_(2)
+        return weight["w"] + x
+
+    def shrink(x: Tensor) -> Tensor:
+        weight["w"].sub_(1)
+        return weight["w"] + x
+
+    one, other = torch_ltc.jit(grow), torch_ltc.jit(shrink)
+    w = 1.0
+    x = torch.zeros(2).to("ltc")
+    for _ in range(6):
+        w *= 2
+        assert one(x).tolist() == [w, w]
+        w -= 1
+        assert other(x).tolist() == [w, w]
+    assert counts(one)[1] >= 3
+
+
+def test_slice_assignment_and_a_view_whose_offset_changes() -> None:
+    table = torch.zeros(6).to("ltc")
+
+    @torch_ltc.jit
+    def write(row: Tensor, value: Tensor) -> Tensor:
+        row.copy_(value)
+        return table.sum()
+
+    for i in range(6):
+        write(table[i : i + 1], torch.full((1,), float(i)).to("ltc"))
+    assert table.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
+
+
+def test_a_tensor_that_is_captured_and_bound_to_another_is_seen() -> None:
+    state = {"x": torch.ones(2).to("ltc")}
+    function = torch_ltc.jit(lambda y: state["x"] + y)
+    y = torch.ones(2).to("ltc")
+    for _ in range(4):
+        assert function(y).tolist() == [2.0, 2.0]
+    state["x"] = torch.full((2,), 9.0).to("ltc")
+    for _ in range(4):
+        assert function(y).tolist() == [10.0, 10.0]
+    state["x"].data = torch.full((2,), 19.0).to("ltc")
+    assert function(y).tolist() == [20.0, 20.0]
+
+
+def test_gradients_are_accumulated_as_in_eager() -> None:
+    results = {}
+    for device in ("cpu", "ltc"):
+        torch.manual_seed(0)
+        layer = nn.Linear(3, 2).to(device)
+        x = torch.ones(4, 3).to(device)
+
+        def micro(x: Tensor, layer: nn.Module = layer) -> Tensor:
+            loss = layer(x).square().mean()
+            loss.backward()
+            return loss
+
+        function = torch_ltc.jit(micro) if device == "ltc" else micro
+        seen = []
+        for i in range(12):
+            function(x)
+            if i % 4 == 3:
+                seen.append([p.grad.cpu().clone() for p in layer.parameters() if p.grad is not None])
+                layer.zero_grad()
+        results[device] = [t for step in seen for t in step]
+    assert all(torch.equal(a, b) for a, b in zip(results["cpu"], results["ltc"], strict=True))
+
+
+def test_decoding_with_a_static_cache() -> None:
+    cache = torch.zeros(8, 2).to("ltc")
+
+    @torch_ltc.jit
+    def step(token: Tensor, position: Tensor) -> Tensor:
+        cache.index_copy_(0, position, token)
+        return cache.sum(0)
+
+    total = torch.zeros(2)
+    for i in range(8):
+        token = torch.full((1, 2), float(i))
+        total += token[0]
+        assert torch.equal(step(token.to("ltc"), torch.tensor([i]).to("ltc")).cpu(), total)
+    assert counts(step) == (2, 6)
+
+
+# ---- what cannot be replayed ----------------------------------------------------------------------------------------
+
+
+def _read(x: Tensor) -> Tensor:
+    return x * 2 if x.sum().item() > 0 else x
+
+
+def _print(x: Tensor) -> Tensor:
+    print("hello")
+    return x + 1
+
+
+def _upload(x: Tensor) -> Tensor:
+    return x + torch.ones(3).to("ltc")
+
+
+def _draw(x: Tensor) -> Tensor:
+    return x + 1 if random.random() < 2 else x
+
+
+_list: list[Tensor] = []
+
+
+def _append(x: Tensor) -> Tensor:
+    _list.append(x * 2)
+    return x + 1
+
+
+_count = {"n": 0}
+
+
+def _counting(x: Tensor) -> Tensor:
+    _count["n"] += 1
+    return x * 3 if _count["n"] % 3 else x
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (_read, "there is a sync at .*test_jit.py:.*a value was read"),
+        (_print, "it prints"),
+        (_upload, "a tensor is copied to the device at .*test_jit.py"),
+        (_draw, "random numbers on the host"),
+        (_append, "_list"),
+        (_counting, r"it changes _count.n from \d+ to \d+"),
+    ],
+)
+def test_what_a_replay_would_not_do_is_recorded_or_an_error(function: Callable[[Tensor], Tensor], message: str) -> None:
+    _list.clear()
+    _count["n"] = 0
+    x = torch.ones(3).to("ltc")
+    recorded = torch_ltc.jit(function)
+    got = [recorded(x).tolist() for _ in range(6)]
+    _list.clear()
+    _count["n"] = 0
+    assert got == [function(x).tolist() for _ in range(6)]
+    assert counts(recorded)[1] == 0
+    with pytest.raises(JitError, match=message):
+        for _ in range(4):
+            torch_ltc.jit(function, fallback="error")(x)
+    torch_ltc.sync(wait=True)
+
+
+def test_an_exception_leaves_as_it_would() -> None:
+    options = {"fail": False}
+
+    @torch_ltc.jit
+    def function(x: Tensor) -> Tensor:
+        if options["fail"]:
+            raise ValueError("asked for")
+        return x + 1
+
+    x = torch.ones(2).to("ltc")
+    for _ in range(3):
+        function(x)
+    options["fail"] = True
+    with pytest.raises(ValueError, match="asked for"):
+        function(x)
+    options["fail"] = False
+    assert function(x).tolist() == [2.0, 2.0]
+
+
+def test_a_loss_whose_graph_is_kept_is_recorded() -> None:
+    layer = nn.Linear(2, 1).to("ltc")
+    function = torch_ltc.jit(lambda x: layer(x).relu().sum())
+    x = torch.ones(3, 2).to("ltc")
+    for _ in range(4):
+        layer.zero_grad()
+        function(x).backward()
+        assert layer.weight.grad is not None
+    assert counts(function)[1] == 0
+    assert "stays alive" in reason(function)
+
+
+def test_verify_every_records_again() -> None:
+    function = torch_ltc.jit(lambda x: x + 1, verify_every=3)
+    x = torch.ones(2).to("ltc")
+    for _ in range(12):
+        assert function(x).tolist() == [2.0, 2.0]
+    recorded, replayed = counts(function)
+    assert recorded >= 4
+    assert replayed >= 6
+
+
+def test_explain_says_what_became_of_the_calls() -> None:
+    function = torch_ltc.jit(lambda x: x + 1)
+    x = torch.ones(2).to("ltc")
+    for _ in range(5):
+        function(x)
+    text = function.explain()
+    assert "2 recorded, 3 replayed" in text
+    assert "1 inputs are arguments" in text

@@ -1,0 +1,115 @@
+"""Sparse, nested and quantized tensors: they live on the physical device, or are refused with the way round."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from multiprocessing.reduction import ForkingPickler
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.semantics.support import assert_same, lazy
+from torch_ltc.config import settings
+from torch_ltc.errors import DataAccessError, UnsupportedLayoutError
+
+pytestmark = [
+    pytest.mark.usefixtures("allowed_fallback"),
+    pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta state:UserWarning"),
+    pytest.mark.filterwarnings("ignore:Sparse invariant checks are implicitly disabled:UserWarning"),
+    pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage:UserWarning"),
+    pytest.mark.filterwarnings("ignore:.*quantize_per_tensor:UserWarning"),
+]
+
+
+@pytest.fixture
+def allowed_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls that mix layouts run eagerly."""
+    monkeypatch.setattr(settings, "fallback", "allow")
+
+
+PRODUCTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "matmul": lambda sparse, dense: sparse @ dense,
+    "mm": torch.mm,
+    "sparse.mm": torch.sparse.mm,
+    "addmm": lambda sparse, dense: torch.addmm(dense, sparse, dense),
+    "mv": lambda sparse, dense: sparse @ dense[0],
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+@pytest.mark.parametrize("moved", [False, True], ids=["on the CPU", "moved"])
+def test_sparse_times_dense(name: str, layout: torch.layout, moved: bool) -> None:
+    dense = torch.randn(4, 4)
+    sparse = torch.eye(4).mul(3).to_sparse(layout=layout)
+    ours = PRODUCTS[name](sparse.to("ltc") if moved else sparse, lazy(dense))
+    assert ours.device.type == "ltc"
+    assert_same(ours, PRODUCTS[name](sparse, dense))
+
+
+def test_a_compressed_sparse_tensor_made_of_device_tensors() -> None:
+    parts = [torch.tensor([0, 1, 2]), torch.tensor([1, 0]), torch.tensor([2.0, 3.0])]
+    sparse = torch.sparse_csr_tensor(*(lazy(part) for part in parts), size=(2, 2))
+    assert_same(sparse @ lazy(torch.eye(2)), torch.sparse_csr_tensor(*parts, size=(2, 2)).to_dense())
+    assert "2., 3." in repr(sparse)
+
+
+def test_quantized_tensors_live_on_the_physical_device() -> None:
+    x = torch.linspace(-1, 1, 5)
+    for quantize in (
+        lambda t: torch.quantize_per_tensor(t, 0.1, 0, torch.qint8),
+        lambda t: torch.quantize_per_tensor(t, torch.tensor(0.1), torch.tensor(0), torch.quint8),
+    ):
+        ours = quantize(lazy(x))
+        assert ours.device.type == "cpu"
+        assert_same(ours.dequantize(), quantize(x).dequantize())
+
+
+@pytest.mark.parametrize("layer", [nn.Embedding, nn.EmbeddingBag])
+def test_sparse_gradients_of_embeddings_are_refused_with_the_way_round(layer: type[nn.Module]) -> None:
+    table = layer(5, 3, sparse=True).to("ltc")
+    loss = table(torch.tensor([[1, 2]], device="ltc")).sum()
+    with pytest.raises(UnsupportedLayoutError, match=r"sparse=False(.|\n)*SparseAdam"):
+        loss.backward()
+    dense = layer(5, 3).to("ltc")
+    dense(torch.tensor([[1, 2]], device="ltc")).sum().backward()
+    assert dense.weight.grad.shape == (5, 3)
+
+
+def test_strided_nested_tensors_are_refused_with_the_way_round() -> None:
+    x = torch.ones(2, 3, device="ltc")
+    for make in (
+        lambda: torch.nested.as_nested_tensor([x[0], x[1]]),
+        lambda: torch.nested.nested_tensor([x[0], x[1, :2]]),
+        lambda: torch.nested.nested_tensor([torch.ones(2)], device="ltc") * 2,
+        lambda: torch._nested_tensor_from_mask(x[None], torch.ones(1, 2, dtype=torch.bool, device="ltc")),
+    ):
+        with pytest.raises(UnsupportedLayoutError, match=r"layout=torch\.jagged"):
+            make()
+    jagged = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], device="ltc", layout=torch.jagged)
+    assert jagged.values().sum().item() == 5
+
+
+def test_sharing_with_other_processes_is_refused_with_the_way_round() -> None:
+    x = torch.ones(2, device="ltc")
+    for share in (x.share_memory_, nn.Linear(2, 2).to("ltc").share_memory, lambda: ForkingPickler.dumps(x)):
+        with pytest.raises(DataAccessError, match=r"tensor\.cpu\(\) between processes"):
+            share()
+    assert pickle.loads(pickle.dumps(x)).tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("grad", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+@pytest.mark.parametrize("norm_first", [False, True])
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor is True:UserWarning")
+def test_a_transformer_encoder_with_a_padding_mask(grad: Callable[[], torch.no_grad], norm_first: bool) -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, norm_first=norm_first)
+    encoder = nn.TransformerEncoder(layer, 2).eval()
+    ours = copy.deepcopy(encoder).to("ltc")
+    x, padding = torch.randn(2, 5, 8), torch.tensor([[False, False, False, True, True], [False] * 5])
+    with grad(), settings.scope(fallback="error"):
+        expected = encoder(x, src_key_padding_mask=padding)
+        got = ours(lazy(x), src_key_padding_mask=lazy(padding))
+    torch.testing.assert_close(got.cpu()[~padding], expected[~padding])

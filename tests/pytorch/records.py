@@ -1,9 +1,13 @@
-"""What is known of one test: its name, what became of it, and why."""
+"""What is known of one test: its name, what became of it, and why; and which tests of a file are run."""
 
 import enum
 import json
+import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+BATCH = 400
+"""Tests of one process: a fresh one after that many keeps memory bounded."""
 LOADED = "loaded"
 BEGIN = "begin "
 DEVICE = "device"
@@ -50,3 +54,8 @@ class Record:
         """The record that a line holds."""
         values = json.loads(line)
         return cls(**{**values, "outcome": Outcome(values["outcome"])})
+
+
+def chosen(names: Sequence[str], sample: int, seed: int) -> list[str]:
+    """Some tests of a file, by seed; all of them where `sample` is 0 or there are no more."""
+    return sorted(random.Random(seed).sample(names, sample) if 0 < sample < len(names) else names)

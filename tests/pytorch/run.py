@@ -7,7 +7,6 @@ ones, or if a known one is gone.
 
 import argparse
 import os
-import random
 import subprocess
 import sys
 import tempfile
@@ -18,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.pytorch import report
-from tests.pytorch.records import BEGIN, DEVICE, LOADED, Outcome, Record
+from tests.pytorch.records import BATCH, BEGIN, DEVICE, LOADED, Outcome, Record, chosen
 
 FULL = (
     "test_view_ops", "test_indexing", "test_shape_ops", "test_torch", "test_tensor_creation_ops",
@@ -39,8 +38,6 @@ LAZY = tuple(
                  "reuse_ir", "step_closures", "ts_opinfo")
 )  # fmt: skip
 """The tests of the original, with `torch._lazy` replaced by this package."""
-BATCH = 400
-"""Tests of one process: a fresh one after that many keeps memory bounded."""
 LOG_LINES = 30
 
 
@@ -58,10 +55,12 @@ class Runner:
 
     def run(self, file: str, *, whole: bool) -> list[Record]:
         """The results of a file, those of earlier runs included."""
-        names = self._names(file)
-        if not whole and len(names) > self.sample:
-            names = sorted(random.Random(f"{self.seed} {file}").sample(names, self.sample))
-        journal = self._path(file, "jsonl")
+        journal, listed = self._path(file, "jsonl"), self._path(file, "txt")
+        sample = 0 if whole else self.sample
+        if not listed.exists():
+            # Loading a file may take long: the process that lists its tests begins with them.
+            self._batch(file, (), journal, "--names", str(listed), "--sample", str(sample), "--seed", str(self.seed))
+        names = chosen(listed.read_text().split(), sample, self.seed)
         done = _records(journal)
         todo = [name for name in names if name not in done or done[name].outcome.value in self.again]
         if todo and self.again:
@@ -72,25 +71,13 @@ class Runner:
             todo = [name for name in todo if name not in done]
         return [done[name] for name in names]
 
-    def _names(self, file: str) -> list[str]:
-        """The names of all tests of a file, made once."""
-        path = self._path(file, "txt")
-        if not path.exists():
-            made = path.with_suffix(".new")
-            made.unlink(missing_ok=True)
-            status, log = self._worker(file, [], made, "--list")
-            if status:
-                raise RuntimeError(f"{file} does not load with this PyTorch\n{log}")
-            made.rename(path)
-        return path.read_text().split()
-
-    def _batch(self, file: str, names: Sequence[str], journal: Path) -> None:
+    def _batch(self, file: str, names: Sequence[str], journal: Path, *options: str) -> None:
         """Run tests in one process; the one that ends it too early gets a record of that."""
         before = journal.stat().st_size if journal.exists() else 0
-        status, log = self._worker(file, names, journal)
+        status, log = self._worker(file, names, journal, *options)
         lines = journal.read_text()[before:].splitlines()
         if LOADED not in lines:
-            raise RuntimeError(f"a worker of {file} ended with status {status} before it could begin\n{log}")
+            raise RuntimeError(f"{file} does not load with this PyTorch: status {status}\n{log}")
         running, on_device = None, False
         for line in lines:
             if line.startswith(BEGIN):

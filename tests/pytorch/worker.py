@@ -1,7 +1,7 @@
 """`python -m tests.pytorch.worker`: a process that runs tests of one file, and writes a journal while it does.
 
-Reads names of tests from standard input; with none it writes the names that the file has. A test that takes too long
-ends the process: the parent sees in the journal which one was under way.
+Reads names of tests from standard input; with `--names` it lists those of the file, and runs the first of a sample. A
+test that takes too long ends the process: the parent sees in the journal which one was under way.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from tests.pytorch import harness, lazy
-from tests.pytorch.records import BEGIN, DEVICE, LOADED, Record
+from tests.pytorch.records import BATCH, BEGIN, DEVICE, LOADED, Record, chosen
 
 Test = Callable[[Callable[[], None]], Record]
 
@@ -28,7 +28,9 @@ def main() -> None:
     parser.add_argument("file", type=Path)
     parser.add_argument("--journal", type=Path, required=True)
     parser.add_argument("--time-limit", type=float, required=True)
-    parser.add_argument("--list", action="store_true")
+    parser.add_argument("--names", type=Path, help="write the names of all tests to this file")
+    parser.add_argument("--sample", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     names = sys.stdin.read().split()
     torch.set_num_threads(1)
@@ -38,10 +40,10 @@ def main() -> None:
     faulthandler.enable()
     faulthandler.dump_traceback_later(LOAD_S, exit=True)
     by_name = _tests(options.file)
+    if options.names is not None:
+        names = chosen(list(by_name), options.sample, options.seed)[:BATCH]
+        options.names.write_text("\n".join(by_name))
     with options.journal.open("a", encoding="utf-8", buffering=1) as journal:
-        if options.list:
-            journal.writelines(f"{name}\n" for name in by_name)
-            return
         journal.write(f"{LOADED}\n")
 
         def begin(word: str) -> None:

@@ -14,7 +14,7 @@ from torch_ltc.compile.program_cache import CachedProgram
 from torch_ltc.config import settings
 
 # Modules that only replace something: importing them is enough.
-from torch_ltc.device import serialize, tensor_methods, torch_functions  # noqa: F401
+from torch_ltc.device import process_transfer, serialize, tensor_methods, torch_functions  # noqa: F401
 from torch_ltc.device.kernels import apply_forced_fallback
 from torch_ltc.device.library import register_kernels
 from torch_ltc.errors import LtcWarning

@@ -69,6 +69,7 @@ SchemaArgument = torch._C.Argument
 
 TensorBase = torch._C.TensorBase
 as_strided: Callable[..., torch.Tensor] = TensorBase.as_strided
+reduce_tensor: Callable[[torch.Tensor], Any] = torch.multiprocessing.reductions.reduce_tensor
 untyped_storage: Callable[[torch.Tensor], torch.UntypedStorage] = TensorBase.untyped_storage
 _data: Any = TensorBase.data
 set_data: Callable[[torch.Tensor, torch.Tensor], None] = _data.__set__

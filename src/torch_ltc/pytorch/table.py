@@ -178,7 +178,7 @@ table.add(
     Registration(DEVICE_NAME, "the device; only one package per process can have the slot, and PyTorch takes its owner "
                  "for the accelerator", "the device", _EXPERIMENTAL, reversible=False),
     Registration(OPTIMIZER_HOOK, "the sync; `settings.sync_after_optimizer = False` turns it off", "a step has no end"),
-    Registration(PROCESS_TRANSFER, "tensors of the device travel as copies on the CPU; for others PyTorch's own is called",
+    Registration(PROCESS_TRANSFER, "tensors of the device travel as copies on the CPU; others as they did",
                  "tensors of the device on queues, in workers of a DataLoader"),
     Registration(PIN_MEMORY, "`pin_memory=True` while `ltc` is the accelerator", "pinned batches", _CALLERS),
     Registration(COMPOSITE_GRADIENTS, "PyTorch has none: programs with composite `linear` need them",

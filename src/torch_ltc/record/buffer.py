@@ -99,10 +99,10 @@ class Buffer:
 def _reserve_attributes() -> None:
     """Make room in every buffer for all of its attributes.
 
-    CPython gives the instances of a class room for the attributes that the first ones had; an instance that gets more is
-    given a dictionary. In Python 3.11 making it may run the garbage collector, and with that other threads: one that sets
-    an attribute of the same instance meanwhile makes a second dictionary on the same memory. The worker and the user's
-    thread both set attributes.
+    CPython gives the instances of a class room for the attributes that the first ones had; an instance that gets more
+    is given a dictionary. In Python 3.11 making it may run the garbage collector, and with that other threads: one that
+    sets an attribute of the same instance meanwhile makes a second dictionary on the same memory. The worker and the
+    user's thread both set attributes.
     """
     first = Buffer()
     for name in Buffer.__annotations__:

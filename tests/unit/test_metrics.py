@@ -255,7 +255,7 @@ def test_every_figure_of_an_event_is_documented() -> None:
         events.emit(sync(reason, known=False))
     events.emit(events.CompileEvent(1, "b", 0.1))
     events.emit(events.LoadEvent(1, "b", 0.1, "folder"))
-    events.emit(events.ExecuteEvent(1, "b", 0.1, failed=True))
+    events.emit(events.ExecuteEvent(1, "b", 0.1, failed=True, captured=True))
     events.emit(events.RefusalEvent(1, "b", "run", "no rule"))
     events.emit(events.FallbackEvent("aten::nonzero", "data", None, 0.1))
     events.emit(events.ReadEvent("item", 4, 0.1, None))

@@ -308,6 +308,7 @@ def test_a_package_has_the_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert_same(importer.load_pickle("models", "state.pkl")["weight"], model.weight.cpu())
 
 
+@pytest.mark.filterwarnings("ignore:The given buffer is not writable:UserWarning")
 def test_an_exported_program_is_saved() -> None:
     model = nn.Linear(8, 8).to("ltc")
     x = torch.randn(2, 8, device="ltc")

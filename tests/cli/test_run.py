@@ -208,6 +208,6 @@ def test_settings_that_cannot_be_are_refused(text: str, write: Write, capsys: Pr
 
 def test_the_summary_counts(recording: Recording) -> None:
     findings = [Finding("r", "LTC2", word, "", "", UNKNOWN, "") for word in ("hint", "error", "hint")]
-    text = "6 steps, 2 programs, 2 compiles, 1 load, 6 syncs"
+    text = "6 steps, 2 programs, 2 compiles, 1 load, 6 syncs, 4 of 6 runs on torchscript"
     assert summary(recording, []) == text
     assert summary(recording, findings) == f"{text}, 1 error, 2 hints"

@@ -231,14 +231,6 @@ SETTINGS: Mapping[str, Setting] = {
             minimum=1,
         ),
         Setting(
-            "exit_compile_s",
-            300,
-            "LTC_EXIT_COMPILE_S",
-            "How many seconds the compiler process may go on with the program it compiles after this process has "
-            "ended, to write it to cache_dir for the next one; 0 ends it at once.",
-            minimum=0,
-        ),
-        Setting(
             "closure_queue_bound",
             100,
             "LTC_MAX_ASYNC_QUEUE",
@@ -322,7 +314,6 @@ class Settings:
     cache_dir: str
     cache_bytes: int
     queue_bound: int
-    exit_compile_s: int
     closure_queue_bound: int
     recompiles: Literal["allow", "warn", "error"]
     tensor_repr: Literal["values", "pending"]

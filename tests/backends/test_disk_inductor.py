@@ -113,9 +113,10 @@ def begin_to_compile(held: torch.Tensor) -> None:
 _SHORT = """
 import os, sys, time
 import torch, torch_ltc
+from torch_ltc.compile import artifacts
 from torch_ltc.compile.compiler_client import compiler_client
 from torch_ltc.config import settings
-settings.backend, settings.cache_dir, settings.exit_compile_s = "inductor", sys.argv[1], int(sys.argv[2])
+settings.backend, settings.cache_dir, artifacts.EXIT_COMPILE_S = "inductor", sys.argv[1], int(sys.argv[2])
 settings.tiers = "background"
 x = torch.ones(8, 8).to("ltc")
 while compiler_client.pid is None:

@@ -38,6 +38,8 @@ __all__ = [
 
 log = logging.getLogger(__name__)
 
+# How long the compiler process may go on with the program it compiles after this process has ended.
+EXIT_COMPILE_S = 300.0
 # One load at a time: what two threads look for is often the same.
 _loading = threading.Lock()
 
@@ -124,11 +126,11 @@ class Destination:
 
 def destination(context: ArtifactContext, request: CompileRequest) -> Destination | None:
     """The place of the executable of a request; None when it is not kept, or not after this process has ended."""
-    store, limit_s = context.store, settings.exit_compile_s
-    if not store.folder or not limit_s:
+    store = context.store
+    if not store.folder or not EXIT_COMPILE_S:
         return None
     key = context.key(request.program, request.specialization is None)
-    return Destination(store.folder, store.bound_bytes, key, limit_s)
+    return Destination(store.folder, store.bound_bytes, key, EXIT_COMPILE_S)
 
 
 def variant_text(executable: Executable) -> str:

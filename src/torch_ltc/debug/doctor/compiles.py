@@ -155,7 +155,7 @@ def backend_refused(recording: Recording) -> Iterator[Symptom]:
     "compiling had not ended",
     severity="hint",
     means="The run ended while programs were still being compiled: the interpreter ran them.",
-    advice="Run longer, or once more: the compiler process goes on for exit_compile_s seconds, and the next run loads "
+    advice="Run longer, or once more: the compiler process goes on for up to five minutes, and the next run loads "
     "the program that it was at from cache_dir. torch_ltc.wait_for_compiles() waits for it.",
 )
 def compiling_had_not_ended(recording: Recording) -> Iterator[Symptom]:

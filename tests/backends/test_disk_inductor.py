@@ -6,8 +6,10 @@ import copy
 import os
 import pickle
 import signal
+import subprocess
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +111,58 @@ def begin_to_compile(held: torch.Tensor) -> None:
     while compiler_client.pid is None and time.monotonic() < began + LONG_S:
         time.sleep(0.001)
     assert compiler_client.pid is not None
+
+
+_SHORT = """
+import os, sys, time
+import torch, torch_ltc
+from torch_ltc.compile import artifacts
+from torch_ltc.compile.compiler_client import compiler_client
+from torch_ltc.config import settings
+settings.backend, settings.cache_dir, artifacts.EXIT_COMPILE_S = "inductor", sys.argv[1], int(sys.argv[2])
+settings.tiers = "background"
+x = torch.ones(8, 8).to("ltc")
+while compiler_client.pid is None:
+    (x @ x + 1).relu().sum().item()
+time.sleep(0.5)
+print(compiler_client.pid)
+"""
+
+
+def short_run(folder: Path, exit_compile_s: int) -> int:
+    """The compiler process of a run that has ended before its program was compiled."""
+    command = [sys.executable, "-W", "ignore", "-c", _SHORT, str(folder), str(exit_compile_s)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LONG_S, check=True)
+    return int(done.stdout)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        # One that has ended and that nobody has waited for is in state Z.
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_until(condition: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + LONG_S
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return condition()
+
+
+def test_a_program_that_is_being_compiled_when_the_run_ends_is_there_for_the_next(tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    pid = short_run(kept, 100)
+    assert wait_until(lambda: not is_alive(pid))
+    assert [path.suffix for path in kept.iterdir()] == [".ltc"]
+
+
+@pytest.mark.parametrize("limit_s", [0, 1])
+def test_a_compiler_ends_when_the_time_after_the_run_is_over(limit_s: int, tmp_path: Path) -> None:
+    pid = short_run(tmp_path / "kept", limit_s)
+    assert wait_until(lambda: not is_alive(pid))
+    assert not (tmp_path / "kept").exists()
 
 
 def test_a_compiler_that_is_killed_is_started_again() -> None:

@@ -291,6 +291,6 @@ def test_a_setting_that_is_not_there_is_said_so() -> None:
 
 def test_the_summary_counts(recording: Recording) -> None:
     findings = [Finding("r", "LTC2", word, "", "", UNKNOWN, "") for word in ("hint", "error", "hint")]
-    text = "6 steps, 2 programs, 2 compiles, 1 load, 6 syncs"
+    text = "6 steps, 2 programs, 2 compiles, 1 load, 6 syncs, 4 of 6 runs on torchscript"
     assert summary(recording, []) == text
     assert summary(recording, findings) == f"{text}, 1 error, 2 hints"

@@ -99,7 +99,7 @@ def growing(first: int, each: int, count: int = 40) -> tuple[tuple[float, int], 
 
 def recording(**changes: Any) -> Recording:
     """100 healthy steps in a second."""
-    settings = {"tiers": "'background'", "cache_dir": "''", "pending_bound": "20000"}
+    settings = {"backend": "'torchscript'", "tiers": "'background'", "cache_dir": "''", "pending_bound": "20000"}
     made = Recording(
         command=("train.py",),
         started="2026-01-01T00:00:00",

@@ -19,6 +19,7 @@ from torch_ltc.cli.recordings import last_run, write_recording
 from torch_ltc.cli.script import run_script, torch_state
 from torch_ltc.config import SETTINGS, settings
 from torch_ltc.debug.doctor import examine
+from torch_ltc.debug.doctor.figures import setting
 from torch_ltc.debug.history import history
 from torch_ltc.debug.recording import Finding, Recording
 from torch_ltc.debug.report import write_report
@@ -148,10 +149,20 @@ def summary(recording: Recording, findings: Sequence[Finding]) -> str:
         count_text(compiles, "compile"),
         *([count_text(loads, "load")] if loads else []),
         count_text(sum(row.count for row in recording.syncs if row.kind == "sync"), "sync"),
+        *compiled_runs(recording),
     ]
     found = Counter(finding.severity for finding in findings)
     parts += [count_text(found[severity], severity) for severity in SEVERITIES if found[severity]]
     return ", ".join(parts)
+
+
+def compiled_runs(recording: Recording) -> list[str]:
+    """The part of the runs that the backend's executables ran, as text; nothing where nothing is to be compiled."""
+    backend = setting(recording, "backend")
+    runs = sum(row.runs for row in recording.programs)
+    if not runs or backend in ("", "interpreter"):
+        return []
+    return [f"{runs - sum(row.interpreted for row in recording.programs):,} of {count_text(runs, 'run')} on {backend}"]
 
 
 def parse_setting(text: str) -> tuple[str, str | int | bool]:
@@ -159,12 +170,12 @@ def parse_setting(text: str) -> tuple[str, str | int | bool]:
     name, equals, value = text.partition("=")
     if not equals:
         raise SettingError(f"--set takes NAME=VALUE, got {text!r}", hint="one of " + ", ".join(SETTINGS))
-    setting = SETTINGS.get(name)
-    if setting is None:
+    known = SETTINGS.get(name)
+    if known is None:
         near = difflib.get_close_matches(name, SETTINGS, 1)
         others = "one of " + ", ".join(SETTINGS)
         raise SettingError(f"there is no setting '{name}'", hint=f"--set {near[0]}={value}" if near else others)
     try:
-        return name, setting.parse(value)
+        return name, known.parse(value)
     except SettingError as error:
-        raise SettingError(f"the setting '{name}' cannot be {value!r}", hint=f"give it {setting.allowed()}") from error
+        raise SettingError(f"the setting '{name}' cannot be {value!r}", hint=f"give it {known.allowed()}") from error

@@ -27,10 +27,20 @@ from torch_ltc.program.symbolic_key import symbolic_key, symbolic_key_text
 from torch_ltc.pytorch.profiler_ranges import span
 from torch_ltc.pytorch.switches import TorchState
 
-__all__ = ["ArtifactContext", "current_store", "load_artifacts", "save_artifact"]
+__all__ = [
+    "ArtifactContext",
+    "Destination",
+    "current_store",
+    "destination",
+    "load_artifacts",
+    "save_artifact",
+    "variant_text",
+]
 
 log = logging.getLogger(__name__)
 
+# How long the compiler process may go on with the program it compiles after this process has ended.
+EXIT_COMPILE_S = 300.0
 # One load at a time: what two threads look for is often the same.
 _loading = threading.Lock()
 
@@ -102,6 +112,35 @@ def _load(context: ArtifactContext, entry: CachedProgram, path: str, data: bytes
     return [LoadEvent(program.identity, backend.name, time.perf_counter() - began, context.store.folder)]
 
 
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """The place on disk of an executable that another process compiles, and how many seconds that may go on with it
+    when this process has ended."""
+
+    folder: str
+    bound_bytes: int
+    key: Key
+    limit_s: float
+
+    def save(self, variant: str, data: bytes) -> None:
+        """Write the executable to disk."""
+        Store(self.folder, self.bound_bytes).put(self.key, variant, data)
+
+
+def destination(context: ArtifactContext, request: CompileRequest) -> Destination | None:
+    """The place of the executable of a request; None when it is not kept, or not after this process has ended."""
+    store = context.store
+    if not store.folder or not EXIT_COMPILE_S:
+        return None
+    key = context.key(request.program, request.specialization is None)
+    return Destination(store.folder, store.bound_bytes, key, EXIT_COMPILE_S)
+
+
+def variant_text(executable: Executable) -> str:
+    """Executables of one symbolic key stand beside each other: they differ in constants, symbols or guards."""
+    return f"{executable.fixed} {executable.specialization and executable.specialization.slots} {executable.guards}"
+
+
 def save_artifact(
     context: ArtifactContext, request: CompileRequest, executable: Executable, data: bytes | None
 ) -> None:
@@ -112,8 +151,5 @@ def save_artifact(
         except NotSerializableError:
             return
     if data is not None:
-        # Executables of one symbolic key stand beside each other: they differ in constants, symbols or guards.
-        variant = (
-            f"{executable.fixed} {executable.specialization and executable.specialization.slots} {executable.guards}"
-        )
-        context.store.put(context.key(request.program, request.specialization is None), variant, data)
+        key = context.key(request.program, request.specialization is None)
+        context.store.put(key, variant_text(executable), data)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import select
 import signal
 import subprocess
 import sys
@@ -14,10 +15,12 @@ import threading
 from contextlib import suppress
 
 from torch_ltc.compile.compiler_process import Answer, read_message, write_message
+from torch_ltc.lowering.gil import CompileCancelled
 
 __all__ = ["CompilerClient", "CompilerDied", "compiler_client"]
 
 _NICENESS = 10
+_LOOK_S = 0.1
 # Not `-m`: the path is that of this process, whatever it has added to it, and nothing of the user's is imported.
 _BOOT = (
     "import os, sys; os.nice({niceness}); sys.path[:] = {path!r}; "
@@ -37,6 +40,8 @@ class CompilerClient:
         self._requesting = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._closed = False
+        # True while the process works on a request whose answer it can write to disk itself.
+        self._lasting = False
 
     @property
     def pid(self) -> int | None:
@@ -44,10 +49,15 @@ class CompilerClient:
         process = self._process
         return None if process is None or process.poll() is not None else process.pid
 
-    def request(self, request: bytes) -> Answer:
-        """The answer to a compile request. Raises `CompilerDied`."""
+    def request(self, request: bytes, lasting: bool = False) -> Answer:
+        """The answer to a compile request. Raises `CompilerDied`. With `lasting`, the compiler may go on with it when
+        this process ends."""
         with self._requesting:
-            return self._request(request)
+            self._lasting = lasting
+            try:
+                return self._request(request)
+            finally:
+                self._lasting = False
 
     def _request(self, request: bytes) -> Answer:
         process = self._started()
@@ -55,6 +65,9 @@ class CompilerClient:
         assert process.stdout is not None
         try:
             write_message(process.stdin, request)
+            while not select.select([process.stdout], [], [], _LOOK_S)[0]:
+                if self._closed and self._process is None:
+                    raise CompileCancelled
             message = read_message(process.stdout)
         except OSError:
             message = None
@@ -80,16 +93,27 @@ class CompilerClient:
             _close_pipes(process)
 
     def close(self) -> None:
-        """End the process and start none any more. At exit."""
+        """End the process and start none any more. What it may finish it finishes alone. At exit."""
         with self._lock:
             self._closed = True
             process = self._process
+            if process is not None and self._lasting and process.poll() is None:
+                self._process = None
+                self._leave(process)
+                return
         if process is not None:
             _kill(process)
             # Whoever reads from the pipes finds their end, and closes them.
             if self._requesting.acquire(blocking=False):
                 self.end()
                 self._requesting.release()
+
+    def _leave(self, process: subprocess.Popen[bytes]) -> None:
+        """Let the process go on alone: it sees the end of its input."""
+        process.returncode = 0  # nothing to wait for
+        assert process.stdin is not None
+        with suppress(OSError):
+            process.stdin.close()
 
     def forget(self) -> None:
         """In a process that was forked: the compiler belongs to the parent."""

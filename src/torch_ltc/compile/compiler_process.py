@@ -1,7 +1,7 @@
 """The compiler process: compiles programs for its parent, requests on standard input, answers on standard output.
 
-It has no terminal, no signals of the user's and none of the user's modules. It ends with its parent, or when it has had
-nothing to do for a while.
+It has no terminal, no signals of the user's and none of the user's modules. It ends when it has had nothing to do for a
+while, or with its parent: what it compiles then it may finish, within a time limit, and write to disk.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ import sys
 import threading
 import time
 import traceback
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO
 
+from torch_ltc.compile.artifacts import Destination, variant_text
 from torch_ltc.errors import LtcError
 from torch_ltc.lowering.interface import refusal
 from torch_ltc.lowering.lower import lower
@@ -42,6 +44,8 @@ class Answer:
     duration_s: float = 0.0
     refused: tuple[str, str, str | None, str | None, str] | None = None
     unable: str = ""
+    # What tells the executable from others of the same key on disk.
+    variant: str = ""
 
 
 def write_message(pipe: IO[bytes], message: bytes) -> None:
@@ -74,7 +78,7 @@ def answer(request: bytes) -> Answer:
     """Compile one request."""
     began = time.perf_counter()
     try:
-        versions, rest = pickle.loads(request)
+        versions, rest, *_ = pickle.loads(request)
         if versions != versions_text():
             return Answer(unable="the files of torch_ltc or PyTorch have changed since the parent began")
         torch_state, threads, backend, asked, strict = load_data(rest)
@@ -94,7 +98,7 @@ def answer(request: bytes) -> Answer:
         return Answer(refused=_parts(made, error))
     if data is None:
         return Answer(unable=f"{backend.name} cannot serialize what it made of this program")
-    return Answer(data, time.perf_counter() - began)
+    return Answer(data, time.perf_counter() - began, variant=variant_text(executable))
 
 
 def _parts(error: LtcError, cause: Exception) -> tuple[str, str, str | None, str | None, str]:
@@ -108,17 +112,52 @@ def main() -> None:
     # Whatever libraries print must not be taken for an answer.
     os.dup2(2, 1)
     requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    threading.Thread(target=_listen, args=(requests, os.getppid()), daemon=True).start()
+    work = _Work()
+    threading.Thread(target=_listen, args=(requests, work, os.getppid()), daemon=True).start()
     while True:
         try:
             request = requests.get(timeout=_IDLE_S)
         except queue.Empty:
             break
-        write_message(answers, pickle.dumps(answer(request)))
+        work.begin(request)
+        made = answer(request)
+        if not work.orphaned.is_set():
+            with suppress(BrokenPipeError):
+                write_message(answers, pickle.dumps(made))
+        work.end(made)
     os._exit(0)
 
 
-def _listen(requests: queue.SimpleQueue[bytes], parent: int) -> None:
+class _Work:
+    """The request under way, and whether the parent is still there for the answer."""
+
+    def __init__(self) -> None:
+        self.orphaned = threading.Event()
+        self._ended = threading.Event()
+        self._destination: Destination | None = None
+
+    def begin(self, request: bytes) -> None:
+        """Note where the answer goes when the parent is gone."""
+        with suppress(Exception):
+            self._destination = pickle.loads(request)[2]
+
+    def end(self, made: Answer) -> None:
+        """Write the answer to disk if the parent is gone."""
+        if self.orphaned.is_set() and self._destination is not None and made.data:
+            self._destination.save(made.variant, made.data)
+        self._destination = None
+        self._ended.set()
+
+    def finish(self) -> None:
+        """Return when the request under way is answered, or its time is over. The parent is gone."""
+        self._ended.clear()
+        self.orphaned.set()
+        destination = self._destination
+        if destination is not None:
+            self._ended.wait(destination.limit_s)
+
+
+def _listen(requests: queue.SimpleQueue[bytes], work: _Work, parent: int) -> None:
     """Take requests, and end this process and the compilers that it started when the parent is gone.
 
     The pipe alone does not tell: a process that the parent forked has its other end too.
@@ -129,6 +168,7 @@ def _listen(requests: queue.SimpleQueue[bytes], parent: int) -> None:
             ready, _, _ = select.select([pipe], [], [], _LOOK_S)
             message = read_message(pipe) if ready else b""
             if message is None or os.getppid() != parent:
+                work.finish()
                 os.killpg(os.getpgrp(), signal.SIGKILL)
             if message:
                 requests.put(message)

@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 
 from torch_ltc import errors, metrics
-from torch_ltc.compile.artifacts import ArtifactContext, load_artifacts, save_artifact
+from torch_ltc.compile.artifacts import ArtifactContext, destination, load_artifacts, save_artifact
 from torch_ltc.compile.background import background
 from torch_ltc.compile.compiler_client import CompilerDied, compiler_client
 from torch_ltc.compile.compiler_process import Answer
@@ -168,10 +168,11 @@ class CompileJob:
         except NotSerializableError as error:
             log.info("program %s is compiled in this process: %s", identity, error)
             return None
-        message = pickle.dumps((versions_text(), asked))
+        place = destination(context, self.request)
+        message = pickle.dumps((versions_text(), asked, place))
         for attempt in range(_MOST_DEATHS):
             try:
-                answer = compiler_client.request(message)
+                answer = compiler_client.request(message, lasting=place is not None)
             except CompilerDied as error:
                 if attempt + 1 == _MOST_DEATHS:
                     raise CompileError(f"{error}, {_MOST_DEATHS} times") from error

@@ -160,6 +160,28 @@ def backend_refused(recording: Recording) -> Iterator[Symptom]:
 
 
 @rule(
+    "LTC220",
+    "compiling had not ended",
+    severity="hint",
+    means="The run ended while programs were still being compiled: the interpreter ran them.",
+    advice="Run longer, or once more: the compiler process goes on for up to five minutes, and the next run loads "
+    "the program that it was at from cache_dir. torch_ltc.wait_for_compiles() waits for it.",
+)
+def compiling_had_not_ended(recording: Recording) -> Iterator[Symptom]:
+    """Programs that waited for their compilation to the end."""
+    waiting = [row for row in recording.programs if row.states[-1] in ("queued", "compiling") and row.runs > 1]
+    if waiting:
+        runs = sum(row.runs for row in recording.programs)
+        compiled = runs - sum(row.interpreted for row in recording.programs)
+        yield Symptom(
+            "the run ended before compiling did",
+            f"{compiled:,} of {count_text(runs, 'run')} on {setting(recording, 'backend')}; "
+            f"{count_text(len(waiting), 'program')} waited for the compiler",
+            waiting[0].site,
+        )
+
+
+@rule(
     "LTC212",
     "programs never seen twice",
     means="The programs cut at a line are nearly all different. None is compiled, and each is recorded at the price of "

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from torch_ltc import events
 from torch_ltc.cli.placement import placement
+from torch_ltc.errors import LtcError
 from torch_ltc.pytorch.patches import Patches
 
 Printed = pytest.CaptureFixture[str]
@@ -274,11 +275,49 @@ def other_threads() -> Any:
     return results
 
 
+def recurrent() -> Any:
+    torch.manual_seed(0)
+    model = nn.LSTM(4, 5, batch_first=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    out, _ = model(torch.randn(2, 3, 4), (torch.zeros(1, 2, 5), torch.zeros(1, 2, 5)))
+    out.sum().backward()
+    optimizer.step()
+    return [out, *model.parameters()]
+
+
+def packed_sequences() -> Any:
+    torch.manual_seed(0)
+    model = nn.GRU(4, 5)
+    out, last = model(nn.utils.rnn.pack_sequence([torch.randn(3, 4), torch.randn(2, 4)]))
+    return [*nn.utils.rnn.pad_packed_sequence(out), last]
+
+
+def assigned_gradients_and_data() -> Any:
+    model = linear()
+    gradient, weight = torch.ones(3, 3), torch.eye(3)
+    model.weight.grad = gradient
+    torch.optim.SGD(model.parameters(), lr=0.5).step()
+    gradient += 1
+    first, second = model.weight.clone(), model.weight.grad.clone()
+    model.weight.data = weight
+    weight[0] = 4
+    return [first, second, model(torch.ones(1, 3))]
+
+
+def transforms() -> Any:
+    model = nn.Linear(3, 3, bias=False)
+    nn.init.ones_(model.weight)
+    parameters = dict(model.named_parameters())
+    loss = torch.func.grad(lambda p, x: torch.func.functional_call(model, p, (x,)).sum())
+    return [loss(parameters, torch.ones(2, 3))["weight"], torch.vmap(model)(torch.ones(4, 3))]
+
+
 SCRIPTS: list[Callable[[], Any]] = [
     arrays_on_the_cpu, image_to_tensor, tensors_write_to_arrays, arrays_write_to_tensors,
     parameters_and_gradients_in_arrays, writes_to_cpu_tensors, running_statistics, names_of_the_cpu,
     modules_change_and_return_inputs, modules_that_make_tensors, shared_parameters, tied_weights_and_states,
     training_without_a_module, gradients_of_cpu_tensors, inference, lazy_modules_and_checkpoints, other_threads,
+    recurrent, packed_sequences, assigned_gradients_and_data, transforms,
 ]  # fmt: skip
 
 
@@ -323,12 +362,21 @@ def test_parameters_of_an_optimizer_are_on_the_device() -> None:
 
 
 @pytest.mark.usefixtures("placed")
+def test_a_recurrent_module_is_placed(capsys: Printed) -> None:
+    model = nn.GRU(2, 2)
+    optimizer = torch.optim.SGD(model.parameters())
+    model(torch.ones(1, 2))
+    assert {device_of(value) for value in (*model.parameters(), *optimizer.param_groups[0]["params"])} == {"ltc"}
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.usefixtures("placed")
 def test_what_must_stay_on_the_cpu_is_said(capsys: Printed) -> None:
     model = nn.Linear(2, 2)
     kept = model.state_dict()
     model(torch.ones(1, 2))
     assert device_of(model.weight) == device_of(kept["weight"]) == "cpu"
-    assert "2 parameters or buffers stay on the CPU: their memory is shared" in capsys.readouterr().err
+    assert "2 tensors of a module on the CPU: other tensors or arrays share its memory" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("placed")
@@ -339,6 +387,16 @@ def test_an_array_is_refused_for_what_the_cpu_refuses() -> None:
     assert out.numpy(force=True).tolist() == [[2.0, 2.0, 2.0]]
     with pytest.raises(TypeError, match="BFloat16"):
         out.detach().bfloat16().numpy()
+
+
+@pytest.mark.usefixtures("placed")
+def test_autocast_of_the_cpu_is_refused() -> None:
+    refused = r"autocast of the CPU does not reach what is on ltc\n  recorded at .*test_placement"
+    with pytest.raises(LtcError, match=refused), torch.autocast("cpu", torch.bfloat16):
+        pass
+    assert not torch.is_autocast_enabled("cpu")
+    with torch.autocast("cpu", enabled=False):
+        pass
 
 
 @pytest.mark.usefixtures("placed")

@@ -64,6 +64,14 @@ class _Shared:
         return self.host.view(torch.uint8).numpy().tobytes() if self.host.numel() else b""
 
 
+def storage_of(tensor: torch.Tensor) -> int | None:
+    """A number that the storage of a tensor has; None for a wrapper that a transform of torch.func made."""
+    try:
+        return int(untyped_storage(tensor)._cdata)
+    except NotImplementedError:
+        return None
+
+
 class NumpyMemory:
     """All storages of the device that have arrays."""
 
@@ -89,9 +97,9 @@ class NumpyMemory:
         """For the tensors of a call: bring them up to date. What is returned is for `after`."""
         found: Versions = []
         for tensor in tensors:
-            key = untyped_storage(tensor)._cdata
-            shared = self._shared.get(key)
-            if shared is None:
+            key = storage_of(tensor)
+            shared = None if key is None else self._shared.get(key)
+            if key is None or shared is None:
                 continue
             shared.upload()
             if shared.in_use():

@@ -19,10 +19,13 @@ import torch
 from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
-from torch_ltc.cli.numpy_memory import NumpyMemory
+from torch_ltc.cli.numpy_memory import NumpyMemory, storage_of
 from torch_ltc.cli.output import note
+from torch_ltc.errors import LtcError
+from torch_ltc.formatting import count_text
 from torch_ltc.pytorch.patches import Patches
 from torch_ltc.pytorch.private import device_constructors, pytree, storage_use_count, untyped_storage
+from torch_ltc.record.call_site import current_source
 
 NAME = "ltc"
 _Tensor = torch.Tensor
@@ -33,6 +36,8 @@ _RANDOM = frozenset({torch.rand, torch.randn, torch.randint, torch.randperm})
 _SHARING = frozenset({torch.as_tensor, torch.asarray})
 # Calls that PyTorch itself defines for tensors of two devices, or that follow the graph of the tensors they are given.
 _OF_BOTH = frozenset({_Tensor.copy_, _Tensor.set_, _Tensor.backward, torch.autograd.grad})
+# Calls that want lengths on the CPU.
+_WITH_LENGTHS = frozenset({"_pad_packed_sequence", "_pack_padded_sequence"})
 
 
 class _Script:
@@ -43,7 +48,7 @@ class _Script:
     def __init__(self) -> None:
         self.arrays = NumpyMemory()
         self._modules: dict[int, weakref.ref[torch.nn.Module]] = {}
-        self.shared_parameters = 0
+        self._said = False
 
     def is_placed(self, module: torch.nn.Module) -> bool:
         """Place the module, if that was not done yet. False for one that has no parameters on the device."""
@@ -57,21 +62,23 @@ class _Script:
         parameters = list(module.parameters())
         if not parameters:
             return False
-        self.place(tensors)
+        for part in module.modules():
+            if isinstance(part, torch.nn.RNNBase) and all(_is_alone(one) for one in part.parameters(recurse=False)):
+                # It has weak references to its parameters, and moves them itself.
+                part._apply(lambda tensor: tensor.to(NAME))
+        self._say_what_stays(sum(not _place(tensor) for tensor in tensors))
         if all(parameter.is_cpu for parameter in parameters):
             return False
         self._modules.update({id(part): weakref.ref(part) for part in module.modules()})
         return True
 
-    def place(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Place tensors; of those that stay on the CPU, the script is told once."""
-        stay = sum(not _place(tensor) for tensor in tensors)
-        if stay and not self.shared_parameters:
+    def _say_what_stays(self, count: int) -> None:
+        if count and not self._said:
+            self._said = True
             note(
-                f"{stay} parameters or buffers stay on the CPU: their memory is shared with other tensors or arrays, "
-                "or they have gradients or hooks already"
+                f"{count_text(count, 'tensor')} of a module on the CPU: other tensors or arrays share its memory, or "
+                "it has a gradient or a hook already"
             )
-        self.shared_parameters += stay
 
 
 class _Thread(threading.local):
@@ -97,6 +104,7 @@ def placement() -> Iterator[None]:
             _share_arrays(patches)
             _follow_threads(patches)
             _save_as_cpu(patches)
+            _refuse_autocast(patches)
             yield
     finally:
         _script.active = False
@@ -141,7 +149,11 @@ def _is_alone(tensor: torch.Tensor) -> bool:
         return False
     if tensor._post_accumulate_grad_hooks:
         return False
-    storage = untyped_storage(tensor)
+    try:
+        storage = untyped_storage(tensor)
+    except NotImplementedError:
+        # One that a transform of torch.func put in the parameter's place.
+        return False
     # One that an array has shared cannot be resized.
     return storage.resizable() and not storage.is_shared() and storage_use_count(storage._cdata) <= _ONE_TENSOR
 
@@ -167,7 +179,8 @@ def _follow_modules(patches: Patches) -> None:
         def add(self: torch.optim.Optimizer, param_group: dict[str, Any]) -> None:
             original(self, param_group)
             if _script.active:
-                _script.place(self.param_groups[-1]["params"])
+                for parameter in self.param_groups[-1]["params"]:
+                    _place(parameter)
 
         return add
 
@@ -235,7 +248,11 @@ def _tensors(values: Any) -> list[torch.Tensor]:
 
 def _mixed(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The call on the device, with copies of its CPU tensors; one that writes to a CPU tensor alone, on the CPU."""
-    if func in _OF_BOTH or func.__name__ == "__set__":
+    if func.__name__ == "__set__":
+        # Of `.grad` or `.data`: the tensor that is assigned moves, and stays the one that others hold.
+        _place(args[1])
+        return func(*args, **kwargs)
+    if func in _OF_BOTH or func.__name__ in _WITH_LENGTHS:
         return func(*args, **kwargs)
     if _writes_first(func) and all(tensor.is_cpu for tensor in _tensors(args[:1])):
         args, kwargs = pytree.tree_map_only(_Tensor, _Tensor.cpu, (args, kwargs))
@@ -297,8 +314,8 @@ class _Copies:
 
     def are_viewed_by(self, results: Iterable[torch.Tensor]) -> bool:
         """True when a result looks at the memory of a copy, and is not the copy."""
-        storages = {untyped_storage(copy)._cdata for _, copy, _ in self._made.values()}
-        return any(self.original_of(r) is r and untyped_storage(r)._cdata in storages for r in results)
+        storages = {storage_of(copy) for _, copy, _ in self._made.values()} - {None}
+        return any(self.original_of(r) is r and storage_of(r) in storages for r in results)
 
     def original_of(self, result: torch.Tensor) -> torch.Tensor:
         """The tensor that `result` is the copy of; else `result`."""
@@ -429,6 +446,26 @@ def _seen(run: Callable[[], None]) -> Callable[[], None]:
             run()
 
     return run_in_mode
+
+
+def _refuse_autocast(patches: Patches) -> None:
+    """Autocast of the CPU does not reach the device: other values would come out, without a word."""
+
+    def entering(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def enter(self: Any) -> Any:
+            made = original(self)
+            if _script.active and torch.is_autocast_enabled("cpu"):
+                self.__exit__(None, None, None)
+                raise LtcError(
+                    "autocast of the CPU does not reach what is on ltc",
+                    source=str(current_source()),
+                    hint="ltc run --no-placement, or run the script without autocast",
+                )
+            return made
+
+        return enter
+
+    patches.wrap(torch.autocast, "__enter__", entering)
 
 
 def _save_as_cpu(patches: Patches) -> None:

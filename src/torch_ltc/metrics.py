@@ -18,6 +18,7 @@ from typing import Any, Literal, TypeAlias
 
 from torch_ltc import events
 from torch_ltc.events import (
+    CaptureEvent,
     CompileEvent,
     ExecuteEvent,
     FallbackEvent,
@@ -65,6 +66,9 @@ COUNTERS: Mapping[str, str] = {
     "CompileLoaded": "Programs whose compiled form was loaded from disk, where an earlier process had put it.",
     "CompileNotOnDisk": "Programs that had to be compiled because the disk cache, which was on, did not have them.",
     "CompileRefused": "Programs that a backend could not compile or run, which the interpreter runs instead.",
+    "GraphCapture": "Programs that were captured as graphs of the device.",
+    "GraphRefused": "Programs that cannot be captured as graphs of the device.",
+    "GraphReplay": "Runs of programs that were replays of graphs, the first ones while capturing included.",
     "ExecuteFailed": "Programs of which an operation failed when they ran.",
     "MetaMismatch": "Results whose layout was not the one that the meta kernel had promised.",
     "Execute::<backend>": "Runs of programs, by what ran them.",
@@ -459,6 +463,7 @@ def _on_load(event: LoadEvent) -> None:
 def _on_execute(event: ExecuteEvent) -> None:
     with _lock:
         _count("ExecuteFailed", int(event.failed))
+        _count("GraphReplay", int(event.captured))
         _count("Execute::" + event.backend)
         _sample("ExecuteTime", event.duration_s * _NS_PER_S, "ns")
 
@@ -491,6 +496,7 @@ _HANDLERS: Mapping[type, Callable[[Any], None]] = {
     ReadEvent: _on_read,
     UploadEvent: _on_upload,
     RefusalEvent: lambda _: count("CompileRefused"),
+    CaptureEvent: lambda event: count("GraphRefused" if event.refusal else "GraphCapture"),
     MismatchEvent: lambda _: count("MetaMismatch"),
     PruneEvent: lambda _: count("TreePruned"),
 }

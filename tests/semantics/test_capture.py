@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import torch_ltc
 from tests.support.graphs import StandInGraphs
+from torch_ltc import metrics
 from torch_ltc.config import settings
 from torch_ltc.events import CaptureEvent, ExecuteEvent, subscribe
 from torch_ltc.execute import capture
@@ -76,7 +77,10 @@ def test_training_is_equal_to_eager(name: str, graphs: StandInGraphs, seen: list
     for a, b in zip(expected, got, strict=True):
         assert torch.equal(a, b)
     assert any(event.graphs for event in captures(seen))
-    assert sum(isinstance(event, ExecuteEvent) and event.captured for event in seen) >= 6
+    replays = sum(isinstance(event, ExecuteEvent) and event.captured for event in seen)
+    assert replays >= 6
+    assert metrics.counter_value("GraphReplay") >= replays
+    assert "captured as" in str(torch_ltc.explain())
 
 
 def test_an_output_that_is_still_held_keeps_its_value(graphs: StandInGraphs) -> None:

@@ -360,6 +360,29 @@ class OnDevice(Dataset[Tensor]):
         return torch.ones(2).to("ltc") * index
 
 
+class MadeOnDevice(Dataset[Tensor]):
+    """Items that a worker makes on the device: nothing is copied to it."""
+
+    def __init__(self, make: Callable[[], Tensor]) -> None:
+        self.make = make
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> Tensor:
+        return self.make()
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: torch.ones(2, device="ltc") + 1, lambda: torch.empty(2, device="ltc")], ids=["recorded", "empty"]
+)
+def test_a_worker_that_makes_items_on_the_device_is_an_error_and_no_hang(make: Callable[[], Tensor]) -> None:
+    torch.ones(2, device="ltc").cpu()
+    loader = DataLoader(MadeOnDevice(make), batch_size=2, num_workers=1, timeout=60, multiprocessing_context="fork")
+    with pytest.raises(LtcError, match=r"forked[\s\S]*on the CPU"):
+        next(iter(loader))
+
+
 def test_a_worker_that_puts_items_on_the_device_is_told_so() -> None:
     loader = DataLoader(OnDevice(), batch_size=2, num_workers=1, timeout=60, multiprocessing_context="fork")
     with pytest.raises(LtcError, match=r"a worker process of a DataLoader copies a tensor to ltc[\s\S]*device='cpu'"):

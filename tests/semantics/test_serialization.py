@@ -190,6 +190,26 @@ def test_to_cpu_and_save_take_whole_structures_with_one_sync(tmp_path: Path) -> 
     assert torch.load(path)["a"][0].device.type == "cpu"
 
 
+def test_tensors_travel_through_a_queue() -> None:
+    x = torch.arange(6.0).to("ltc")
+    sent = [x.view(2, 3).t(), torch.nn.Parameter(x + 1), torch.nn.Parameter(x, requires_grad=False), torch.ones(1)]
+    queue = torch.multiprocessing.get_context("fork").Queue()
+    queue.put(sent)
+    got = queue.get(timeout=60)
+    for mine, theirs in zip(sent, got, strict=True):
+        assert type(mine) is type(theirs)
+        assert mine.device == theirs.device
+        assert mine.requires_grad == theirs.requires_grad
+        torch.testing.assert_close(theirs.cpu(), mine.cpu(), rtol=0, atol=0)
+
+
+def test_a_tensor_that_cannot_travel_is_an_error_where_it_is_taken_out() -> None:
+    queue = torch.multiprocessing.get_context("fork").Queue()
+    queue.put(torch.ones(2, device="ltc", requires_grad=True) * 2)
+    with pytest.raises(LtcError, match=r"no leaf[\s\S]*detach"):
+        queue.get(timeout=60)
+
+
 def _in_a_forked_process(queue: Any) -> None:
     try:
         torch.ones(2, device="ltc").cpu()

@@ -87,6 +87,9 @@ def _overview(recording: Recording, compiles: list[CompileRow]) -> str:
     states = Counter(row.states[-1] for row in recording.programs if row.states)
     if states:
         pages.append("programs by compile state: " + ", ".join(f"{n} {state}" for state, n in sorted(states.items())))
+    captured = [row for row in recording.programs if row.capture]
+    if captured:
+        pages.append("\n".join(f"program {row.identity}: {row.capture}; {row.replays} replays" for row in captured))
     loaded = sum(row.loaded for row in recording.compiles)
     if loaded:
         pages.append(f"{count_text(loaded, 'program')} loaded from disk, compiled by earlier processes")
@@ -135,6 +138,8 @@ def _program_text(row: ProgramRow, recording: Recording) -> str:
     lines = [f"program {row.identity}: {counts}; {count_text(row.syncs, 'sync')}, {count_text(row.runs, 'run')}"]
     lines.append(f"  {_state(row)}")
     lines.append(f"  compile states: {' > '.join(row.states)}" + (f" ({row.state_reason})" if row.state_reason else ""))
+    if row.capture:
+        lines.append(f"  {row.capture}; {count_text(row.replays, 'replay')}")
     if row.explanation is not None:
         lines += ["  it was new because:", *(f"  {line}" for line in _explanation_lines(row.explanation))]
     lines.append(_site_line(row))

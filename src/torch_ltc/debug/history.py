@@ -35,6 +35,7 @@ from torch_ltc.debug.recording import (
 )
 from torch_ltc.debug.stats import Compilation, LineFigures, LineTable, ProgramFigures, merged
 from torch_ltc.events import (
+    CaptureEvent,
     CompileEvent,
     ExecuteEvent,
     FallbackEvent,
@@ -115,6 +116,7 @@ class History:
             FallbackEvent: self._on_fallback,
             RefusalEvent: self._on_refusal,
             StateEvent: self._on_state,
+            CaptureEvent: self._on_capture,
             NonFiniteEvent: self._on_nonfinite,
         }
         self._listening = [events.subscribe(handler, kind) for kind, handler in handlers.items()]
@@ -219,6 +221,7 @@ class History:
             row.runs += 1
             row.run_s += event.duration_s
             row.failed += event.failed
+            row.replays += event.captured
             row.backend = event.backend
             if event.backend == registry.reference.name:
                 row.interpreted += 1
@@ -270,6 +273,12 @@ class History:
             del row.states[: -_MOST_STATES + 1]
             row.states.append(event.state)
             row.state_reason = f"{event.backend}: {event.reason}"
+
+    def _on_capture(self, event: CaptureEvent) -> None:
+        with self._lock:
+            graphs = "1 graph" if event.graphs == 1 else f"{event.graphs} graphs"
+            text = f"not captured: {event.refusal}" if event.refusal else f"captured as {graphs}: {event.text}"
+            self._program(event.program).capture = text
 
     def _on_nonfinite(self, event: NonFiniteEvent) -> None:
         with self._lock:
@@ -378,6 +387,8 @@ class History:
             interpreted_s=row.interpreted_s,
             states=tuple(row.states),
             state_reason=row.state_reason,
+            capture=row.capture,
+            replays=row.replays,
         )
 
     def _compile_row(self, compiled: Compilation) -> CompileRow:

@@ -88,6 +88,9 @@ class ProgramRow:
     # The compile states that it went through, the present one last, and why it is in that.
     states: tuple[str, ...] = ("interpreted",)
     state_reason: str = ""
+    # How it was captured as graphs of the device, or why not; and how many runs were replays of them.
+    capture: str = ""
+    replays: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ class ProgramFigures:
     __slots__ = (
         "identity", "program", "calls", "inputs", "outputs", "site", "reason", "syncs", "runs", "interpreted", "failed",
         "backend", "compiles", "loads", "record_s", "compile_s", "run_s", "interpreted_s", "refused", "explanation",
-        "states", "state_reason", "_compared",
+        "states", "state_reason", "capture", "replays", "_compared",
     )  # fmt: skip
 
     def __init__(self, identity: int) -> None:
@@ -32,6 +32,8 @@ class ProgramFigures:
         self.refused = ""
         self.states = ["interpreted"]
         self.state_reason = ""
+        self.capture = ""
+        self.replays = 0
         self.explanation: Explanation | None = None
         self._compared: Compared | None = None
 

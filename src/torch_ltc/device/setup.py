@@ -14,7 +14,14 @@ from torch_ltc.compile.program_cache import CachedProgram
 from torch_ltc.config import settings
 
 # Modules that only replace something: importing them is enough.
-from torch_ltc.device import script_archives, serialize, switches, tensor_methods, torch_functions  # noqa: F401
+from torch_ltc.device import (  # noqa: F401
+    process_transfer,
+    script_archives,
+    serialize,
+    switches,
+    tensor_methods,
+    torch_functions,
+)
 from torch_ltc.device.kernels import apply_forced_fallback
 from torch_ltc.device.library import register_kernels
 from torch_ltc.errors import LtcWarning

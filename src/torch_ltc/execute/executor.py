@@ -110,6 +110,11 @@ class Executor:
         # As `torch.set_flush_denormal` said; there is no way to ask.
         self.flush_denormal = False
 
+    def forget(self) -> None:
+        """In a process that was forked: the workers are not there, and nothing can be queued."""
+        self._room = threading.Condition()
+        self._waiting = 0
+
     def wait_for_room(self) -> None:
         """Return when fewer than `queue_bound` items are queued. On the worker itself, at once."""
         if self._waiting < settings.queue_bound or threading.get_ident() in self._workers:
@@ -131,11 +136,7 @@ class Executor:
         Without `wait` where the recorder's lock is held and what was read under it must still be true: waiting lets
         others record.
         """
-        if self.is_forked():
-            raise LtcError(
-                "the ltc device was used before this process was forked, and cannot be used in the child",
-                hint="use the 'spawn' start method, or keep ltc tensors out of DataLoader workers",
-            )
+        self._check_process()
         device = f"{settings.device_type}:{settings.device_ordinal}"
         if wait:
             self.wait_for_room()
@@ -148,6 +149,13 @@ class Executor:
             worker.items.append(item)
             worker.ready.put(None)
         return item.future
+
+    def _check_process(self) -> None:
+        if self.is_forked():
+            raise LtcError(
+                "the ltc device was used before this process was forked, and cannot be used in the child",
+                hint="use the 'spawn' start method, or keep ltc tensors out of DataLoader workers",
+            )
 
     def _start(self, device: str) -> _Worker:
         worker = self._by_device[device] = _Worker()
@@ -238,6 +246,7 @@ class Executor:
         """Return when this queued item has run."""
         if item.done():
             return
+        self._check_process()
         worker = self._workers.get(threading.get_ident())
         with recorder.unlocked():
             if worker is None:
@@ -246,8 +255,9 @@ class Executor:
                 self._run_up_to(worker, item)
 
     def drain(self) -> None:
-        """Wait until everything queued so far has run. On a worker itself, return at once: it goes on afterwards."""
-        if threading.get_ident() not in self._workers:
+        """Wait until everything queued so far has run. On a worker itself, return at once: it goes on afterwards. In a
+        process that was forked, there is nothing to wait for."""
+        if not self.is_forked() and threading.get_ident() not in self._workers:
             for worker in list(self._by_device.values()):
                 if worker.last is not None:
                     self.wait_for(worker.last)
@@ -268,4 +278,5 @@ class Executor:
 
 
 executor = Executor()
+os.register_at_fork(after_in_child=executor.forget)
 atexit.register(deferred.warn_of_errors)

@@ -72,6 +72,7 @@ SchemaArgument = torch._C.Argument
 TensorBase = torch._C.TensorBase
 data_pointer: Callable[[torch.Tensor], int] = TensorBase.data_ptr
 as_strided: Callable[..., torch.Tensor] = TensorBase.as_strided
+reduce_tensor: Callable[[torch.Tensor], Any] = torch.multiprocessing.reductions.reduce_tensor
 untyped_storage: Callable[[torch.Tensor], torch.UntypedStorage] = TensorBase.untyped_storage
 # How many tensors and Python objects hold a storage, by its `_cdata`.
 storage_use_count: Callable[[int], int] = torch._C._storage_Use_Count

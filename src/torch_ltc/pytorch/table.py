@@ -108,6 +108,8 @@ table.add(
               check=lambda count: count(torch.empty(1).untyped_storage()._cdata) >= 1),
     *(Interface(f"torch.Tensor.{name}", "finds hooks of a parameter", "`ltc run`", _STABLE, check=_is_descriptor)
       for name in ("_backward_hooks", "_post_accumulate_grad_hooks")),
+    Interface("torch.multiprocessing.reductions.reduce_tensor", "sends tensors of other devices to another process",
+              "tensors on queues", _STABLE),
     Interface("torch.TypedStorage", "its `_untyped_storage` is the storage below", "pickling typed storages", _STABLE,
               check=lambda kind: kind(1, dtype=torch.uint8, _internal=True)._untyped_storage.nbytes() == 1),
     Interface("torch._conj", "sets the conjugate bit", "complex views", _STABLE),
@@ -168,12 +170,15 @@ table.add(
 # ---- registrations ------------------------------------------------------------------------------------------------
 DEVICE_NAME = "the PrivateUse1 device is named `ltc`, with hooks and a guard; `torch.ltc`; methods as `Tensor.is_ltc`"
 OPTIMIZER_HOOK = "a hook after every `optimizer.step()`"
+PROCESS_TRANSFER = "reducers of `torch.Tensor` and `torch.nn.Parameter` in `multiprocessing.reduction.ForkingPickler`"
 PIN_MEMORY = "the CPU kernel of `aten::_pin_memory`"
 COMPOSITE_GRADIENTS = "kernels of `aten::linear_backward`, `aten::matmul_backward` on all devices"
 table.add(
     Registration(DEVICE_NAME, "the device; only one package per process can have the slot, and PyTorch takes its owner "
                  "for the accelerator", "the device", _EXPERIMENTAL, reversible=False),
     Registration(OPTIMIZER_HOOK, "the sync; `settings.sync_after_optimizer = False` turns it off", "a step has no end"),
+    Registration(PROCESS_TRANSFER, "tensors of the device travel as copies on the CPU; others as they did",
+                 "tensors of the device on queues, in workers of a DataLoader"),
     Registration(PIN_MEMORY, "`pin_memory=True` while `ltc` is the accelerator", "pinned batches", _CALLERS),
     Registration(COMPOSITE_GRADIENTS, "PyTorch has none: programs with composite `linear` need them",
                  "backward of `linear`"),

@@ -7,6 +7,7 @@ record.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -523,3 +524,7 @@ class Recorder:
 
 
 recorder = Recorder()
+# The child finds the lock free, and nothing half recorded.
+os.register_at_fork(
+    before=recorder.lock.acquire, after_in_parent=recorder.lock.release, after_in_child=recorder.lock.release
+)

@@ -1,23 +1,22 @@
 """Memoized shape inference: sizes, strides, dtypes and aliasing of the results of a call, without its data.
 
 The meta kernel runs first: it says how large the results are. Small calls then run on filled CPU tensors of the same
-specs, which yields either the real shapes or the very error eager would raise. Larger ones do where PyTorch has no meta
-kernel, where it raises, or where it is known to differ from the real one (`CPU_INFERRED`, `out=` targets); of the
-others the dtypes are checked on small tensors. Data-dependent calls never come here.
+specs, which yields either the real shapes or the very error eager would raise. Larger ones do where they differ in more
+than lengths from those before, where PyTorch has no meta kernel, where it raises, or where it is known to differ from
+the real one (`CPU_INFERRED`, `out=` targets). Data-dependent calls never come here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 
 from torch_ltc.config import settings
 from torch_ltc.program.instruction import flatten_returns
-from torch_ltc.program.spec import Spec, make_spec, row_major
+from torch_ltc.program.spec import Spec
 from torch_ltc.pytorch.private import OpOverload
-from torch_ltc.shapes.broadcasting import is_channels_last, is_contiguous
+from torch_ltc.shapes.broadcasting import is_channels_last
 from torch_ltc.shapes.stand_ins import CannotInfer, Fill, Inferred, OperandIndex, ShapeCall, run_on, stand_ins
 
 __all__ = ["CannotInfer", "Fill", "Inferred", "OperandIndex", "ShapeCall", "clear_inference_cache", "infer"]
@@ -26,10 +25,10 @@ __all__ += ["run_on", "stand_ins"]
 # Largest total size of CPU stand-ins; past it the meta kernel's own error is raised instead of trying the real kernel.
 _STAND_IN_BYTES = 2**31
 _MEMO_BOUND = 65_536
-# Total size of operands and results up to which the CPU kernel runs too: it takes some microseconds then.
+# Total size of operands and results up to which the CPU kernel always runs too, it takes some microseconds then; and up
+# to which it does for the first call of each pattern.
 _SMALL_BYTES = 2**16
-# Lengths of the dimensions of small tensors that stand for large ones.
-_SMALL_LENGTH = 8
+_CHECKED_BYTES = 2**26
 
 # Operators (without overload) whose meta kernel promises another layout, dtype or size than the CPU kernel gives.
 _NORMS = (
@@ -74,6 +73,11 @@ _QUANTIZED = frozenset({torch.qint8, torch.quint8, torch.qint32, torch.quint4x2,
 
 # Operators that may refuse zeros and ones as data.
 _REFUSES_DATA = frozenset(f"aten::{name}" for name in ("segment_reduce", "_ctc_loss"))
+
+# Operators that take masks, of which the number of true elements decides what fits.
+_MASKED = frozenset(
+    f"aten::{name}" for name in ("index_put", "index_put_", "_index_put_impl_", "_unsafe_index_put", "masked_scatter")
+)
 
 # Operators that may look at the part of a storage that none of their operands does; stand-ins have no such part.
 _PAST_OPERANDS = frozenset(f"aten::{name}" for name in ("as_strided", "as_strided_copy", "as_strided_scatter"))
@@ -124,9 +128,7 @@ def _infer(call: ShapeCall) -> Inferred:
             meta_error = error.with_traceback(None)
         if meta is not None and call.name in _PAST_OPERANDS:
             return meta
-        if meta is not None and (settings.device_type != "cpu" or _is_large(meta, call.specs)):
-            if settings.device_type == "cpu":
-                check_small(call)
+        if meta is not None and (settings.device_type != "cpu" or _is_trusted(call, meta)):
             return meta
     if not _can_run_on_cpu(call):
         if meta is not None:
@@ -138,7 +140,11 @@ def _infer(call: ShapeCall) -> Inferred:
             raise meta_error
         return run_on("meta", call)
     try:
-        return _run_on_cpu(call)
+        inferred = _run_on_cpu(call)
+        if len(_checked) >= _MEMO_BOUND:
+            _checked.clear()
+        _checked.add(_pattern(call))
+        return inferred
     except NotImplementedError as error:
         if not _is_missing_kernel(error):
             # The kernel is there and refuses the dtype: that is eager's own error.
@@ -174,6 +180,8 @@ def _is_missing_kernel(error: NotImplementedError) -> bool:
 
 def _is_about_data(call: ShapeCall, error: Exception) -> bool:
     """True for an error that zeros and ones may cause where the shapes are right: then the meta kernel decides."""
+    if call.name in _MASKED and any(spec.dtype in (torch.bool, torch.uint8) for spec in call.specs[1:]):
+        return True
     return call.name in _REFUSES_DATA or isinstance(error, torch.linalg.LinAlgError)
 
 
@@ -195,38 +203,27 @@ def _is_cpu_inferred(call: ShapeCall) -> bool:
         return all(dtype is torch.bool for dtype in dtypes)
     if name in _CONVOLUTIONS:
         return not all(spec.contiguous for spec in call.specs)
-    # Meta kernels often do not know which results keep the memory format of images.
-    return name in CPU_INFERRED or any(not is_contiguous(spec) and is_channels_last(spec) for spec in call.specs)
+    # Meta kernels often do not know which results keep the memory format of images, and which of two formats an image
+    # with a length of 1 suggests.
+    return name in CPU_INFERRED or any(is_channels_last(spec) for spec in call.specs)
 
 
-def _is_large(inferred: Inferred, specs: Sequence[Spec]) -> bool:
-    """True when the real kernel would take longer than shape inference should. Where it does not, it runs: it alone
-    knows all that eager refuses, and the strides of tensors without elements."""
-    results = [item.spec for item in flatten_returns(inferred.returns) if item.spec is not None]
-    return sum(spec.extent() * spec.dtype.itemsize for spec in (*specs, *results)) > _SMALL_BYTES
+def _is_trusted(call: ShapeCall, meta: Inferred) -> bool:
+    """True when the CPU kernel need not run to check what the meta kernel says: the call is too large for that, or it
+    is not small and differs from one that was checked in lengths alone."""
+    results = [item.spec for item in flatten_returns(meta.returns) if item.spec is not None]
+    size_bytes = sum(spec.extent() * spec.dtype.itemsize for spec in (*call.specs, *results))
+    if size_bytes > _CHECKED_BYTES:
+        return True
+    return size_bytes > _SMALL_BYTES and _pattern(call) in _checked
 
 
-def check_small(call: ShapeCall) -> None:
-    """Raise what the CPU kernel has against the dtypes of a large call, and of an elementwise one against its shapes:
-    it runs on small tensors of the same dtypes and ranks, once for each combination of these."""
-    if not _can_run_on_cpu(call):
-        return
+def _pattern(call: ShapeCall) -> object:
+    """Dtypes, ranks, which lengths are equal or 1, and the kinds of numbers: what eager refuses mostly depends on."""
     lengths = sorted({length for spec in call.specs for length in spec.size} | {0, 1})
-    small = [tuple(min(lengths.index(length), _SMALL_LENGTH) for length in spec.size) for spec in call.specs]
-    options = [item for item in (*call.args, *call.kwargs.values()) if isinstance(item, (torch.dtype, str))]
-    key = (call.op, *options, *zip([spec.dtype for spec in call.specs], small, strict=True))
-    if key in _checked:
-        return
-    specs = [make_spec(s.dtype, size, row_major(size)) for s, size in zip(call.specs, small, strict=True)]
-    try:
-        _run_on_cpu(replace(call, specs=specs, groups=range(len(specs))))
-    except Exception as error:
-        refuses_dtype = isinstance(error, NotImplementedError) and not _is_missing_kernel(error)
-        if refuses_dtype or torch.Tag.pointwise in call.op.tags:
-            raise
-    if len(_checked) >= _MEMO_BOUND:
-        _checked.clear()
-    _checked.add(key)
+    operands = [(spec.dtype, tuple(map(lengths.index, spec.size))) for spec in call.specs]
+    others = [item if isinstance(item, (torch.dtype, str)) else type(item) for item in call.args]
+    return (call.op, *operands, *others)
 
 
 def _can_run_on_cpu(call: ShapeCall) -> bool:

@@ -197,7 +197,7 @@ def _parser() -> argparse.ArgumentParser:
         choices=[each.value for each in Outcome],
         help="run these of an earlier run anew",
     )
-    parser.add_argument("--time-limit", type=float, default=60.0, metavar="SECONDS", help="for one test (60)")
+    parser.add_argument("--time-limit", type=float, default=300.0, metavar="SECONDS", help="for one test (300)")
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="worker processes at once (2)")
     parser.add_argument(
         "--results", type=Path, default=Path("build/pytorch"), help="folder of the journals; delete it to start anew"

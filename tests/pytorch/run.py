@@ -163,7 +163,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for known in gone:
         print(f"known failure that is gone: {known}")
     if options.docs is not None:
-        report.write(options.docs, text, version, options.sample, options.seed)
+        report.write(options.docs, text, version, _extent(options))
     return 1 if unknown or gone else 0
 
 
@@ -173,6 +173,14 @@ def _run(runner: Runner, file: str, options: argparse.Namespace) -> tuple[str, l
     except RuntimeError as error:
         print(error, file=sys.stderr, flush=True)
         return file, []
+
+
+def _extent(options: argparse.Namespace) -> str:
+    """How much is run, in words."""
+    if options.whole:
+        return "every test"
+    files = "each file" if options.quick else f"each file from `{SAMPLED[0]}` on but those of `lazy/`"
+    return f"up to {options.sample} tests of {files}, seed {options.seed}"
 
 
 def _counts(records: Iterable[Record]) -> str:

@@ -17,22 +17,7 @@ from tests.ops.equality import differences
 
 MODULES: dict[str, ModuleInfo] = {info.name: info for info in module_db}
 
-KNOWN_GAPS: dict[str, str] = dict.fromkeys(
-    (
-        "nn.BatchNorm2d",
-        "nn.BatchNorm3d",
-        "nn.CrossEntropyLoss",
-        "nn.ELU",
-        "nn.Hardswish",
-        "nn.MSELoss",
-        "nn.ReLU6",
-        "nn.ReflectionPad2d",
-        "nn.ReflectionPad3d",
-        "nn.ReplicationPad2d",
-        "nn.ReplicationPad3d",
-    ),
-    "strides of results or gradients in channels_last",
-)
+KNOWN_GAPS: dict[str, str] = {}
 """Modules that differ, with the reason of each."""
 ROUNDED = ("nn.GRU", "nn.LSTM", "nn.LSTMCell", "nn.RMSNorm", "nn.RNN")
 ROUNDED_ATOL = 2e-5

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 
-from tests.pytorch.known_failures import KNOWN_FAILURES, Kind, Known
+from tests.pytorch.known_failures import KNOWN_FAILURES, Known
 from tests.pytorch.records import BAD, COUNTED, Outcome, Record
 
 BEGIN, END = "<!-- begin: PyTorch's tests -->", "<!-- end: PyTorch's tests -->"
@@ -58,16 +58,9 @@ def lines(unknown: Tables) -> Iterator[str]:
             yield f"{record.outcome.value}: {file} {record.name}: {record.message.splitlines()[0][:200]}"
 
 
-def write(path: Path, text: str, version: str, sample: int, seed: int) -> None:
-    """Put the table between the markers of a page."""
-    page = path.read_text()
-    head, rest = page.split(BEGIN)
+def write(path: Path, text: str, version: str, extent: str) -> None:
+    """Put the table between the markers of a page; `extent` says how much was run."""
+    head, rest = path.read_text().split(BEGIN)
     _, tail = rest.split(END)
-    said = (
-        f"Tests of PyTorch {version} with torch {metadata.version('torch')}; of the files from `test_foreach` on "
-        f"{sample} tests each, seed {seed}."
-    )
+    said = f"Tests of PyTorch {version} with torch {metadata.version('torch')}: {extent}."
     path.write_text(f"{head}{BEGIN}\n{said}\n\n{text}\n{END}{tail}")
-
-
-__all__ = ["Kind", "find", "judge", "lines", "table", "write"]

@@ -163,7 +163,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for known in gone:
         print(f"known failure that is gone: {known}")
     if options.docs is not None:
-        report.write(options.docs, text, version, options.sample, options.seed)
+        report.write(options.docs, text, version, _extent(options))
     return 1 if unknown or gone else 0
 
 
@@ -173,6 +173,14 @@ def _run(runner: Runner, file: str, options: argparse.Namespace) -> tuple[str, l
     except RuntimeError as error:
         print(error, file=sys.stderr, flush=True)
         return file, []
+
+
+def _extent(options: argparse.Namespace) -> str:
+    """How much is run, in words."""
+    if options.whole:
+        return "every test"
+    files = "each file" if options.quick else f"each file from `{SAMPLED[0]}` on but those of `lazy/`"
+    return f"up to {options.sample} tests of {files}, seed {options.seed}"
 
 
 def _counts(records: Iterable[Record]) -> str:
@@ -197,7 +205,7 @@ def _parser() -> argparse.ArgumentParser:
         choices=[each.value for each in Outcome],
         help="run these of an earlier run anew",
     )
-    parser.add_argument("--time-limit", type=float, default=60.0, metavar="SECONDS", help="for one test (60)")
+    parser.add_argument("--time-limit", type=float, default=300.0, metavar="SECONDS", help="for one test (300)")
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="worker processes at once (2)")
     parser.add_argument(
         "--results", type=Path, default=Path("build/pytorch"), help="folder of the journals; delete it to start anew"

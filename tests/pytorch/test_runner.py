@@ -138,7 +138,7 @@ def test_table_and_judgement(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     assert report.judge(tables, complete=False)[1] == []
     page = tmp_path / "page.md"
     page.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n")
-    report.write(page, text, "2.6", 500, 1)
+    report.write(page, text, "2.6", "every test")
     assert "old" not in page.read_text()
     assert text in page.read_text()
     assert page.read_text().startswith("before\n")

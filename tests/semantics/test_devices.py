@@ -12,6 +12,7 @@ from torch import Tensor
 
 import torch_ltc
 from tests.semantics.support import assert_same, lazy
+from torch_ltc.config import settings
 from torch_ltc.errors import DataAccessError, DeviceMismatchError, LtcError
 
 pytestmark = pytest.mark.usefixtures("no_fallback")
@@ -113,6 +114,38 @@ def test_mixing_devices_raises_and_names_both(name: str) -> None:
         torch_ltc.sync(wait=True)
         assert result is None, "it went through"
     assert ours.tolist() == cpu.tolist() == [[1.0, 1.0], [1.0, 1.0]]
+
+
+CPU_TARGETS: dict[str, Callable[[Tensor, Tensor], object]] = {
+    "in place": lambda target, x: target.add_(x.sum()),
+    "out=": lambda target, x: torch.sum(x, 0, out=target),
+    "one of a list": lambda target, x: torch._foreach_add_([x.sum(), target], [x.sum(), x.sum()]),
+    "of a call that runs eagerly": lambda target, x: torch.masked_select(x, x > 0, out=target),
+}
+
+
+@pytest.mark.parametrize("name", CPU_TARGETS)
+@pytest.mark.parametrize("before", [0, 20])
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+def test_writing_to_a_cpu_tensor_without_dimensions_is_refused(name: str, before: int) -> None:
+    # After some calls an operator has a kernel of its own.
+    x, target = lazy(torch.arange(3.0)), torch.zeros([])
+    with settings.scope(fallback="allow"):
+        for _ in range(before):
+            CPU_TARGETS[name](lazy(torch.zeros([])), x)
+        with pytest.raises(DeviceMismatchError, match=r"ltc:0 and cpu"):
+            CPU_TARGETS[name](target, x)
+    torch_ltc.sync(wait=True)
+    assert target.item() == 0
+
+
+@pytest.mark.parametrize("indices", [torch.tensor([1]), torch.tensor([True, False, True])], ids=["numbers", "mask"])
+def test_indexing_a_cpu_tensor_with_indices_on_the_device_is_refused(indices: Tensor) -> None:
+    with (
+        settings.scope(fallback="allow"),
+        pytest.raises(RuntimeError, match=r"indices should be either on cpu or on the same device as the indexed"),
+    ):
+        torch.arange(3.0)[lazy(indices)]
 
 
 def test_cpu_tensors_without_dimensions_and_cpu_indices_may_mix_as_on_other_devices() -> None:

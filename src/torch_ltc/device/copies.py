@@ -15,7 +15,7 @@ from torch_ltc.device.fallback import run_eagerly
 from torch_ltc.device.kernels import record
 from torch_ltc.device.registration import composite
 from torch_ltc.device.tensors import empty_tensor, wrap_physical
-from torch_ltc.errors import LtcError
+from torch_ltc.errors import DeviceMismatchError, LtcError
 from torch_ltc.events import UploadEvent, emit
 from torch_ltc.execute.executor import executor
 from torch_ltc.execute.memory import add_upload, memory
@@ -201,6 +201,12 @@ def local_scalar_dense(source: torch.Tensor) -> Any:
 def index(source: torch.Tensor, indices: Any) -> Any:
     """Kernel of `aten::index.Tensor`: static unless a mask says how many elements there are."""
     values = (source, list(indices))
+    if source.device.type != "ltc":
+        raise DeviceMismatchError(
+            f"indices should be either on cpu or on the same device as the indexed tensor ({source.device})",
+            source=str(current_source()),
+            hint="move the indices with .cpu()",
+        )
     if any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in indices):
         return run_eagerly(_INDEX, values, "the number of elements that a mask selects depends on data")
     return record(_INDEX, values)

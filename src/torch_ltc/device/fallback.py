@@ -27,7 +27,7 @@ from torch_ltc.pytorch.private import pytree
 from torch_ltc.record.buffer import buffer_of, physical_device
 from torch_ltc.record.call_site import current_source
 from torch_ltc.record.operator import Kind, Operator
-from torch_ltc.record.recorder import recorder
+from torch_ltc.record.recorder import device_mismatch, recorder
 
 _warned: set[str] = set()
 
@@ -69,6 +69,9 @@ def _run(operator: Operator, values: tuple[Any, ...]) -> Any:
     leaves = [_on_physical_device(leaf) if _has_other_layout(leaf) else leaf for leaf in leaves]
     lazy = {i: (buffer_of(leaf), spec_of(leaf)) for i, leaf in enumerate(leaves) if is_lazy(leaf)}
     device = physical_device()
+    for target in pytree.tree_leaves([values[position] for position in operator.written]):
+        if lazy and isinstance(target, torch.Tensor) and not is_lazy(target):
+            raise device_mismatch(target, operator)
 
     def work() -> tuple[Any, dict[int, torch.Tensor]]:
         # Aliases: a call that resizes its target must not resize the buffer's own tensor, which others look at.

@@ -83,6 +83,8 @@ def _namespace(operator: Operator) -> dict[str, Any]:
         "release": recorder.lock.release,
         "operand": recorder.operand,
         "operands": recorder.operands,
+        "target": recorder.target,
+        "targets": recorder.targets,
         "scalar": recorder.scalar,
         "check_device": recorder.device,
         "keep": recorder.buffers.append,
@@ -235,9 +237,10 @@ def _argument_lines(argument: Argument, index: int, lines: list[str]) -> str:
                 f"{pad}except AttributeError:",
                 f"{pad}    {part} = -1",
             ]
-        lines += [f"{pad}if {part} < 0:", f"{pad}    {part} = operand({name}, operator)"]
+        slow = "target" if argument.written else "operand"
+        lines += [f"{pad}if {part} < 0:", f"{pad}    {part} = {slow}({name}, operator)"]
     elif kind is Kind.TENSORS:
-        lines.append(f"{pad}{part} = operands({name}, operator)")
+        lines.append(f"{pad}{part} = {'targets' if argument.written else 'operands'}({name}, operator)")
     elif kind is Kind.SCALAR:
         lines.append(f"{pad}{part} = DEFAULT if {name} is d{index} else scalar({name})")
     elif kind is Kind.SCALARS:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -85,6 +85,17 @@ class _InputMarker:
 
 
 _INPUT = _InputMarker()
+
+
+def device_mismatch(tensor: torch.Tensor, operator: Operator | None) -> DeviceMismatchError:
+    """The error of a call that has a tensor of another device where it cannot."""
+    what = operator.name if operator is not None else "an operation"
+    return DeviceMismatchError(
+        "Expected all tensors to be on the same device, but found at least two devices, "
+        f"ltc:0 and {tensor.device}! (in {what})",
+        source=str(current_source()),
+        hint="move the tensor with .to('ltc')",
+    )
 
 
 class Recorder:
@@ -197,14 +208,27 @@ class Recorder:
             number = value._ltc = self.value_of(buffer, spec_of(value))
         return number - self.base
 
+    def target(self, value: Any, operator: Operator) -> Any:
+        """The key part for a tensor argument that the call writes: of a CPU tensor, only a copy would be written."""
+        if value is not None and value.device.type != "ltc":
+            raise device_mismatch(value, operator)
+        return self.operand(value, operator)
+
     def operands(self, values: Any, operator: Operator) -> tuple[Any, ...] | None:
         """The key part for a list of tensors."""
+        return self._parts(values, operator, self.operand)
+
+    def targets(self, values: Any, operator: Operator) -> tuple[Any, ...] | None:
+        """The key part for a list of tensors that the call writes."""
+        return self._parts(values, operator, self.target)
+
+    def _parts(self, values: Any, operator: Operator, slow: Callable[[Any, Operator], Any]) -> tuple[Any, ...] | None:
         if values is None:
             return None
         parts: list[Any] = []
         for value in values:
             number = getattr(value, "_ltc", -1) - self.base
-            parts.append(number if number >= 0 else self.operand(value, operator))
+            parts.append(number if number >= 0 else slow(value, operator))
         return tuple(parts)
 
     def _other_operand(self, value: Any, operator: Operator | None) -> Any:
@@ -300,13 +324,7 @@ class Recorder:
         """A CPU tensor among lazy ones: a zero-dimensional one, or an index, is uploaded as it is now."""
         allowed = tensor.dim() == 0 or (operator is not None and operator.name in _CPU_OPERANDS)
         if tensor.device.type != "cpu" or not allowed:
-            what = operator.name if operator is not None else "an operation"
-            raise DeviceMismatchError(
-                "Expected all tensors to be on the same device, but found at least two devices, "
-                f"ltc:0 and {tensor.device}! (in {what})",
-                source=str(current_source()),
-                hint="move the tensor with .to('ltc')",
-            )
+            raise device_mismatch(tensor, operator)
         return self._input(*self.adopt(tensor)) - self.base
 
     def adopt(self, tensor: torch.Tensor) -> tuple[Buffer, Spec]:
@@ -334,9 +352,9 @@ class Recorder:
         for argument, value in zip(operator.arguments, values, strict=True):
             kind = argument.kind
             if kind is Kind.TENSOR:
-                parts.append(self.operand(value, operator))
+                parts.append((self.target if argument.written else self.operand)(value, operator))
             elif kind is Kind.TENSORS:
-                parts.append(self.operands(value, operator))
+                parts.append((self.targets if argument.written else self.operands)(value, operator))
             elif kind is Kind.SCALAR:
                 # Identity: a default that was filled in, not a number that happens to equal it.
                 parts.append(DEFAULT if value is argument.default else self.scalar(value))

@@ -29,6 +29,7 @@ def test_there_are_operators_and_kinds_to_test() -> None:
     assert len(KINDS) == 11
 
 
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("backend", ["interpreter", "torchscript"])
 @pytest.mark.parametrize("device", ["cpu", "ltc"])
 def test_factories_write_into_a_window_as_it_lies(backend: str, device: str) -> None:

@@ -322,3 +322,37 @@ def test_a_chain_of_views_costs_the_same_for_each_view() -> None:
 
     short, long = chain(200), chain(2000)
     assert long <= 10 * short + 10
+
+
+@pytest.mark.parametrize("mode", ["reflect", "replicate", "circular", "constant"])
+@pytest.mark.parametrize("length", [4, 200])
+def test_padding_keeps_the_memory_format_of_images(mode: str, length: int) -> None:
+    def pad(device: str) -> tuple[Tensor, Tensor]:
+        image = torch.ones(2, 3, length, 4).to(memory_format=torch.channels_last).to(device).requires_grad_()
+        padded = F.pad(image, (1, 1, 1, 1), mode=mode)
+        (gradient,) = torch.autograd.grad(padded.square().sum(), image)
+        return padded, gradient
+
+    for expected, actual in zip(pad("cpu"), pad("ltc"), strict=True):
+        assert actual.stride() == expected.stride()
+        assert torch.equal(actual.cpu(), expected)
+
+
+@pytest.mark.parametrize("size", [(2, 64, 1, 1), (300, 64, 1, 1), (2, 64, 2, 2)])
+@pytest.mark.parametrize("images", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("training", [True, False])
+def test_images_whose_memory_format_is_ambiguous_have_the_bits_of_eager(size, images, training: bool) -> None:
+    # A length of 1 suggests one memory format or another, by its stride; the next convolution chooses its kernel by it.
+    def train(device: str) -> list[Tensor]:
+        torch.manual_seed(0)
+        layers = (torch.nn.Conv2d(64, 64, 3, padding=1), torch.nn.BatchNorm2d(64), torch.nn.ReLU())
+        model = torch.nn.Sequential(*layers, torch.nn.Conv2d(64, 64, 3, padding=1), torch.nn.BatchNorm2d(64))
+        model = model.train(training).to(device).to(memory_format=torch.channels_last)
+        image = torch.randn(size).to(memory_format=images).to(device).requires_grad_()
+        result = torch.relu(model(image) + image)
+        (result * torch.linspace(-1, 1, result.numel()).view(size).to(device)).sum().backward()
+        return [result.detach(), image.grad, *(each.grad for each in model.parameters())]
+
+    for expected, actual in zip(train("cpu"), train("ltc"), strict=True):
+        assert actual.stride() == expected.stride()
+        assert torch.equal(actual.cpu(), expected)

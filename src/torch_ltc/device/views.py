@@ -21,6 +21,7 @@ from torch_ltc.shapes.inference import CannotInfer
 
 aten = torch.ops.aten
 _AS_STRIDED = Operator(aten.as_strided.default)
+_AS_STRIDED_SCATTER = Operator(aten.as_strided_scatter.default)
 _ALIAS = Operator(aten.alias.default)
 _RESIZE = Operator(aten.resize_.default)
 
@@ -74,9 +75,8 @@ def resize_to(tensor: torch.Tensor, spec: Spec) -> None:
         become(tensor, resized)
 
 
-def as_strided(tensor: torch.Tensor, size: Any, stride: Any, storage_offset: int | None = None) -> Any:
-    """Kernel of `aten::as_strided`, which must not look past the end of the storage."""
-    offset = int(tensor.storage_offset()) if storage_offset is None else storage_offset
+def _check_reach(tensor: torch.Tensor, size: Any, stride: Any, offset: int) -> None:
+    """Raise when a window reaches past the end of the tensor's storage."""
     if len(size) == len(stride) and min((*size, *stride, offset, 0)) >= 0:
         reach = make_spec(tensor.dtype, tuple(size), tuple(stride), offset).extent()
         needed = 0 if 0 in size else reach * tensor.element_size()
@@ -87,7 +87,21 @@ def as_strided(tensor: torch.Tensor, size: Any, stride: Any, storage_offset: int
                 f"{tensor.element_size()} requiring a storage size of {needed} are out of bounds for storage of size "
                 f"{have}"
             )
+
+
+def as_strided(tensor: torch.Tensor, size: Any, stride: Any, storage_offset: int | None = None) -> Any:
+    """Kernel of `aten::as_strided`, which must not look past the end of the storage."""
+    offset = int(tensor.storage_offset()) if storage_offset is None else storage_offset
+    _check_reach(tensor, size, stride, offset)
     return record(_AS_STRIDED, (tensor, size, stride, offset))
+
+
+def as_strided_scatter(
+    tensor: torch.Tensor, source: torch.Tensor, size: Any, stride: Any, storage_offset: int | None = None
+) -> Any:
+    """Kernel of `aten::as_strided_scatter`, which must not write past the end of the storage."""
+    _check_reach(tensor, size, stride, int(tensor.storage_offset()) if storage_offset is None else storage_offset)
+    return record(_AS_STRIDED_SCATTER, (tensor, source, size, stride, storage_offset))
 
 
 def resize_(tensor: torch.Tensor, size: Any, *, memory_format: torch.memory_format | None = None) -> torch.Tensor:
@@ -196,6 +210,7 @@ KERNELS = {
     "aten::linalg_lu_solve.out": linalg_lu_solve_out,
     "aten::addbmm_": addbmm_,
     "aten::as_strided": as_strided,
+    "aten::as_strided_scatter": as_strided_scatter,
     "aten::resize_": resize_,
     "aten::resize_as_": resize_as_,
     "aten::set_.source_Tensor": set_tensor,

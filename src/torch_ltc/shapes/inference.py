@@ -75,9 +75,7 @@ _QUANTIZED = frozenset({torch.qint8, torch.quint8, torch.qint32, torch.quint4x2,
 _REFUSES_DATA = frozenset(f"aten::{name}" for name in ("segment_reduce", "_ctc_loss"))
 
 # Operators that take masks, of which the number of true elements decides what fits.
-_MASKED = frozenset(
-    f"aten::{name}" for name in ("index_put", "index_put_", "_index_put_impl_", "_unsafe_index_put", "masked_scatter")
-)
+_MASKED = frozenset(f"aten::{name}" for name in ("index_put", "index_put_", "_index_put_impl_", "_unsafe_index_put"))
 
 # Operators that may look at the part of a storage that none of their operands does; stand-ins have no such part.
 _PAST_OPERANDS = frozenset(f"aten::{name}" for name in ("as_strided", "as_strided_copy", "as_strided_scatter"))

@@ -20,7 +20,7 @@ try:
         warnings.simplefilter("ignore")
         import numpy
 
-        from torch_ltc.pytorch.operator_database import op_db
+        from torch_ltc.pytorch.operator_database import module_db, op_db
 except ModuleNotFoundError as error:
     raise LtcError(
         f"PyTorch's database of operators needs the package {error.name!r}",
@@ -55,6 +55,7 @@ _GROUP_OF_CLASS = {
 OTHERS = "views, shapes, others"
 
 OPERATORS: dict[str, Any] = {op.full_name: op for op in op_db}
+MODULES: list[Any] = list(module_db)
 
 
 def supported() -> list[Operator]:

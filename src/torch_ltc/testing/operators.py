@@ -16,6 +16,7 @@ from torch_ltc.testing.compare import differences
 from torch_ltc.testing.outcome import Outcome, begin, describe, finish, run
 from torch_ltc.testing.probe import Activity, Probe, unneeded_fallbacks
 from torch_ltc.testing.records import Difference, Result, Unit, Variant, What
+from torch_ltc.testing.refusals import run_refusals
 from torch_ltc.testing.samples import Case, samples
 
 CASES_TOGETHER = 16
@@ -44,6 +45,7 @@ def run_unit(unit: Unit, op: Any, probe: Probe, time_limit_s: float) -> Result:
         result.add(None, None, [found])
     else:
         _run_cases(cases, probe, result, started_s + time_limit_s / 2)
+        run_refusals(unit, op, probe, result)
     result.duration_s = time.perf_counter() - started_s
     return result
 

@@ -78,6 +78,15 @@ class Probe:
             return [Difference(What.RAISES, f"a program raised {describe(error)}")]
         return []
 
+    def wait_for(self, results: object) -> Exception | None:
+        """Runs what is pending while `results` are held; the error that it raised, if it did."""
+        try:
+            if self.backend:
+                sync(wait=True)
+        except LtcError as error:
+            return error
+        return None
+
     def take(self) -> Activity:
         """The activity since the last call."""
         activity, self._activity = self._activity, Activity()

@@ -22,6 +22,8 @@ class Variant(Enum):
     """Writing to its first input."""
     OUT = "out"
     """Into tensors given as `out=`: of the right size for even samples, empty ones to be resized for odd samples."""
+    REFUSED = "refused"
+    """With arguments that eager refuses."""
 
 
 class What(Enum):
@@ -47,6 +49,8 @@ class What(Enum):
     """The device raised an error, eager did not."""
     SILENT = "silent"
     """Eager raised an error, the device did not."""
+    LATE = "late"
+    """Eager raised an error at the call, the device when its program ran."""
     FALLBACK = "fallback"
     """An operator whose result has a static shape ran eagerly."""
     REFUSED = "refused"

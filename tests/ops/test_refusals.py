@@ -1,0 +1,153 @@
+"""Everything in PyTorch's databases that eager refuses is refused at the call, with the same kind of error."""
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import torch_ltc
+from torch_ltc.config import settings
+from torch_ltc.lowering.registry import registry
+from torch_ltc.testing.database import MODULES, OPERATORS, seeded, supported
+from torch_ltc.testing.gaps import Gaps
+from torch_ltc.testing.placement import Arguments, place
+from torch_ltc.testing.probe import Probe, opened
+from torch_ltc.testing.records import Result, Unit, What
+from torch_ltc.testing.refusals import refusal_differences, run_refusals
+
+
+@pytest.fixture
+def probe() -> Iterator[Probe]:
+    with warnings.catch_warnings(), opened("ltc", registry.reference) as probe:
+        warnings.simplefilter("ignore")
+        yield probe
+
+
+@pytest.mark.parametrize("every", [6, pytest.param(1, marks=pytest.mark.slow)])
+def test_operators_refuse_what_eager_refuses(probe: Probe, every: int) -> None:
+    gaps, shown, cases, wrong = Gaps({}), set(), 0, []
+    for operator in supported()[::every]:
+        unit = Unit(operator.name, operator.dtypes[0] if operator.dtypes else "", "interpreter")
+        result = Result(unit)
+        run_refusals(unit, seeded(operator.name), probe, result)
+        cases += result.cases
+        for failure in result.failures:
+            gap = gaps.find(unit, failure.what)
+            shown.add(gap)
+            if gap is None:
+                wrong.append(f"{operator.name} {failure.sample} {failure.what}: {failure.line}")
+    assert not wrong, "\n".join(wrong)
+    assert cases > 600 / every / 2
+    if every == 1:
+        assert shown == {key for key in gaps.all() if key.endswith("/late")}
+
+
+# Modules that refuse data, which the device does when its program runs.
+DATA = {"nn.Embedding"}
+
+
+def test_modules_refuse_what_eager_refuses(probe: Probe) -> None:
+    cases, wrong, late = 0, [], set()
+    for info in MODULES:
+        if info.module_error_inputs_func is None:
+            continue
+        for training in (True, False):
+            made = info.module_error_inputs_func(
+                info, device="cpu", dtype=torch.float32, requires_grad=False, training=training
+            )
+            for number, refused in enumerate(made):
+                built, given = refused.module_error_input.constructor_input, refused.module_error_input.forward_input
+
+                def call(device: str, info: Any = info, built: Any = built, given: Any = given) -> Any:
+                    module = info.module_cls(*built.args, **built.kwargs).to(device)
+                    if given is None:
+                        return module
+                    placed = place(Arguments(None, tuple(given.args), given.kwargs), device)
+                    return module(*placed.args, **placed.kwargs)
+
+                cases += 1
+                for found in refusal_differences(call, probe):
+                    if info.name in DATA and found.what is What.LATE:
+                        late.add(info.name)
+                    else:
+                        wrong.append(f"{info.name} {number}: {found}")
+    assert not wrong, "\n".join(wrong)
+    assert late == DATA
+    assert cases > 20
+
+
+def _zeros(*size: int, dtype: torch.dtype = torch.float32) -> Any:
+    return lambda device: torch.zeros(size, dtype=dtype, device=device)
+
+
+_LONG, _BOOL, _COMPLEX, _SHORT = torch.int64, torch.bool, torch.complex64, torch.int16
+_LARGE = (300, 100)
+# More than the CPU kernel checks of every call: the first call of each pattern is checked whatever its size.
+REFUSED = {
+    "comparison in place that broadcasts its target": (lambda a, b: a.lt_(b), _zeros(1), _zeros(*_LARGE)),
+    "fmod_ that broadcasts its target": (lambda a, b: a.fmod_(b), _zeros(1), _zeros(*_LARGE)),
+    "remainder_ that broadcasts its target": (lambda a, b: a.remainder_(b), _zeros(1), _zeros(*_LARGE)),
+    "floor_divide_ that broadcasts its target": (lambda a, b: a.floor_divide_(b), _zeros(1), _zeros(*_LARGE)),
+    "out= of the wrong dtype": (lambda a, b: torch.exp(a, out=b), _zeros(*_LARGE), _zeros(*_LARGE, dtype=_LONG)),
+    "floor of complex numbers": (lambda a: a.floor(), _zeros(*_LARGE, dtype=_COMPLEX)),
+    "difference of a mask": (lambda a, b: a - b, _zeros(*_LARGE, dtype=_BOOL), _zeros(*_LARGE)),
+    "indices that do not broadcast": (
+        lambda a, b, c: a.index_put_((b, c), a[0, 0]),
+        _zeros(*_LARGE),
+        _zeros(3, dtype=_LONG),
+        _zeros(4, dtype=_LONG),
+    ),
+    "an assigned value that does not fit": (
+        lambda a, b, c: a.index_put_((b,), c),
+        _zeros(*_LARGE),
+        _zeros(3, dtype=_LONG),
+        _zeros(7),
+    ),
+    "index_fill_ with a complex number": (
+        lambda a, b: a.index_fill_(0, b, 1j),
+        _zeros(*_LARGE),
+        _zeros(3, dtype=_LONG),
+    ),
+    "fill_ with a complex number": (lambda a: a.fill_(1j), _zeros(*_LARGE)),
+    "a kernel that has no int16": (lambda a: a.softmax(0), _zeros(*_LARGE, dtype=_SHORT)),
+    "internal overlap": (lambda a: a.expand(30_000).lt_(1), _zeros(1)),
+    "a loss of targets of another dtype": (
+        torch.nn.functional.binary_cross_entropy,
+        _zeros(*_LARGE),
+        _zeros(*_LARGE, dtype=_LONG),
+    ),
+    "a cumulative sum of truth values": (lambda a: a.cumsum(0, dtype=_BOOL), _zeros(*_LARGE, dtype=_BOOL)),
+    "65 dimensions": (lambda a: a.amax(0), _zeros(*(1,) * 65)),
+    "exp of an unusual dtype": (lambda a: a.exp(), _zeros(*_LARGE, dtype=torch.float8_e4m3fn)),
+    "as_strided_scatter past the end": (
+        lambda a, b: torch.as_strided_scatter(a, b, (2, 2), (200, 200)),
+        _zeros(4),
+        _zeros(2, 2),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_wrong_shapes_and_dtypes_are_refused_at_the_call(name: str) -> None:
+    call, *inputs = REFUSED[name]
+    errors = []
+    for device in ("cpu", "ltc", "ltc"):
+        with pytest.raises(Exception) as refused:  # noqa: PT011
+            call(*(make(device) for make in inputs))
+        errors.append(type(refused.value))
+    assert errors[1:] == errors[:1] * 2
+    # And nothing of it is pending.
+    torch_ltc.sync(wait=True)
+
+
+def test_a_refused_call_that_is_known_is_refused_again_after_right_ones() -> None:
+    with settings.scope(backend="interpreter"):
+        right, wrong = torch.zeros(300, 100, device="ltc"), torch.zeros(1, device="ltc")
+        right.lt_(torch.ones(300, 100, device="ltc"))
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="broadcast shape"):
+                wrong.lt_(right)
+    assert right.sum().item() == 30_000
+    assert len(OPERATORS) > 600

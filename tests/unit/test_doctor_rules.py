@@ -253,9 +253,9 @@ def test_long_compilations_that_are_not_kept() -> None:
 def test_a_run_that_ends_before_its_programs_are_compiled() -> None:
     states = ("interpreted", "queued", "compiling")
     waiting = program(1, runs=204, interpreted=204, compiles=0, backend="interpreter", states=states)
-    finding = only("LTC220", recording(programs=(waiting,), setting={"backend": "inductor"}))
+    finding = only("LTC222", recording(programs=(waiting,), setting={"backend": "inductor"}))
     assert finding.evidence == "0 of 204 runs on inductor; 1 program waited for the compiler"
-    assert found("LTC220", recording(programs=(program(2),))) == []
+    assert found("LTC222", recording(programs=(program(2),))) == []
 
 
 # ---- programs ------------------------------------------------------------------------------------------------------

@@ -160,7 +160,7 @@ def backend_refused(recording: Recording) -> Iterator[Symptom]:
 
 
 @rule(
-    "LTC220",
+    "LTC222",
     "compiling had not ended",
     severity="hint",
     means="The run ended while programs were still being compiled: the interpreter ran them.",

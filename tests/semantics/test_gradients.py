@@ -288,3 +288,29 @@ def test_an_undefined_gradient_passes_through(name: str) -> None:
             _Undefined.apply(UNDEFINED[name](x)).sum().backward()  # type: ignore[no-untyped-call]
         torch_ltc.sync(wait=True)
         assert x.grad is None
+
+
+def test_operators_on_lists_count_versions_up_as_in_eager() -> None:
+    counts = {}
+    for device in ("cpu", "ltc"):
+        tensors = [torch.ones(2, device=device) for _ in range(3)]
+        torch._foreach_add_(tensors, 1.0)
+        torch._foreach_mul_(tensors[:2], tensors[1:])
+        torch._foreach_zero_(tensors[2:])
+        states = [[torch.ones(2, device=device)] for _ in range(4)]
+        step = [torch.ones((), device=device)]
+        options = {"lr": 0.1, "beta1": 0.9, "beta2": 0.99, "weight_decay": 0.0, "eps": 1e-8, "amsgrad": False}
+        torch._fused_adam_(*states, [], step, maximize=False, **options)
+        counts[device] = [t._version for t in (*tensors, *(state[0] for state in states))]
+    assert counts["ltc"] == counts["cpu"]
+
+
+def test_a_list_operator_that_spoils_what_backward_needs_is_found() -> None:
+    x = torch.ones(2, device="ltc", requires_grad=True)
+    y = x.exp()
+    with torch.no_grad():
+        torch._foreach_add_([y], 1.0)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+    with torch.inference_mode():
+        torch._foreach_add_([torch.ones(2, device="ltc")], 1.0)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch.autograd.graph import increment_version
 
 from torch_ltc.device import (
     composite_ops,
@@ -89,7 +90,27 @@ def kernel_for(op: OpOverload) -> Kernel | None:
         return random_ops.random_kernel(op)
     if not operator.dynamic and _has_out(operator):
         return views.out_kernel(operator)
+    if "_foreach_" in plain:
+        return _counting_versions(operator, make_kernel(op))
     return make_kernel(op)
+
+
+def _counting_versions(operator: Operator, kernel: Kernel) -> Kernel:
+    """The kernel of an operator on lists, which counts up the versions of the tensors that it writes to: autograd's own
+    kernels, which do so elsewhere, leave that to those of the device."""
+    positions = [position for position, argument in enumerate(operator.arguments) if argument.written]
+    if not positions:
+        return kernel
+
+    def counting(*args: Any, **kwargs: Any) -> Any:
+        made = kernel(*args, **kwargs)
+        for position in positions:
+            if position < len(args):
+                written = [tensor for tensor in args[position] if not tensor.is_inference()]
+                increment_version(written)
+        return made
+
+    return counting
 
 
 def _has_out(operator: Operator) -> bool:

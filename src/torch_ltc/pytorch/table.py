@@ -165,6 +165,8 @@ table.add(
     Interface("torch.testing._comparison.default_tolerances", "tolerance of a comparison", "validation"),
     Interface("torch.testing._internal.common_methods_invocations.op_db", "every operator with samples",
               "`ltc conformance`, `make ops`", check=_exists),
+    Interface("torch.testing._internal.common_modules.module_db", "every module with samples", "`make ops`",
+              check=_exists),
 )
 
 # ---- registrations ------------------------------------------------------------------------------------------------

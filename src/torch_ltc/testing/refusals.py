@@ -19,11 +19,19 @@ from torch_ltc.testing.records import DTYPES, Difference, Result, Unit, Variant,
 
 def run_refusals(unit: Unit, op: Any, probe: Probe, result: Result) -> None:
     """Run the calls of the database that the operator refuses, if the unit asks for them."""
-    if unit.variant not in (None, Variant.REFUSED.value) or unit.forward_only or op.error_inputs_func is None:
+    if unit.variant not in (None, Variant.REFUSED.value) or unit.forward_only:
+        return
+    if getattr(op, "error_inputs_func", None) is None:
         return
     if unit.dtype != next((each for each in DTYPES if op.supports_dtype(_dtype(each), "cpu")), None):
         return
-    for index, refused in enumerate(op.error_inputs("cpu")):
+    try:
+        made = list(op.error_inputs("cpu"))
+    except Exception as error:
+        found = Difference(What.HARNESS, f"calls that are refused could not be made: {describe(error)}")
+        result.add(None, Variant.REFUSED, [found])
+        return
+    for index, refused in enumerate(made):
         sample = refused.sample_input
         arguments = Arguments(sample.input, sample.args, sample.kwargs)
         wanted = unit.sample in (None, index) and (unit.max_samples is None or index < unit.max_samples)

@@ -6,6 +6,7 @@ which raises or shows it, once.
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Callable
 
@@ -30,7 +31,9 @@ class Deferred:
         it."""
         if self._errors:
             drain()
-            errors, self._errors = self._errors, []
+            # In place: a worker may add one at this moment.
+            errors = self._errors[:]
+            del self._errors[: len(errors)]
             # Another thread may have raised them meanwhile.
             if errors:
                 errors[0].list_others(errors[1:])
@@ -42,7 +45,9 @@ class Deferred:
 
     def discard_error(self, error: BaseException) -> None:
         """Drop an error that the user got by other means."""
-        self._errors = [kept for kept in self._errors if kept is not error]
+        if self.is_deferred(error):
+            with contextlib.suppress(ValueError):
+                self._errors.remove(error)  # type: ignore[arg-type]
 
     def add_warning(self, message: str, category: type[LtcWarning] = BackendWarning) -> None:
         """Show this warning at the next sync or read: turned into an error on this thread, it would end the program."""

@@ -190,7 +190,11 @@ def test_a_folder_is_private_if_nobody_else_can_write_to_it_or_rename_it(tmp_pat
     assert not is_private_folder(str(tmp_path / "none"))
 
 
-@pytest.mark.parametrize("value", [os.system, subprocess.Popen, pickle.loads, torch.load, torch.ops], ids=["system", "Popen", "loads", "load", "ops"])
+@pytest.mark.parametrize(
+    "value",
+    [os.system, subprocess.Popen, pickle.loads, torch.load, torch.ops],
+    ids=["system", "Popen", "loads", "load", "ops"],
+)
 def test_what_is_no_part_of_an_executable_is_not_unpickled(value: object) -> None:
     backend = registry.get("torchscript")
     program = Program(identity=1, instructions=(), outputs=(), scalars=0, values=0, random=False)

@@ -64,7 +64,10 @@ class StandInGraphs:
         self.refused = refused
         self.made: list[StandInGraph] = []
 
-    def capture(self, launch: Callable[[], None], generator: torch.Generator | None) -> StandInGraph:
+    def pool(self) -> None:
+        """Memory is the allocator's."""
+
+    def capture(self, launch: Callable[[], None], generator: torch.Generator | None, pool: None) -> StandInGraph:
         """Take down what `launch` calls, and undo what it did."""
         state = None if generator is None else generator.get_state()
         taking = _TakesDown(self.refused)

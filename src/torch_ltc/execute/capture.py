@@ -47,7 +47,10 @@ class Graph(Protocol):
 class Graphs(Protocol):
     """The device's way to take launches down."""
 
-    def capture(self, launch: Callable[[], None], generator: torch.Generator | None) -> Graph:
+    def pool(self) -> Any:
+        """Memory for graphs that are replayed one after the other: what only one of them needs, the next may use."""
+
+    def capture(self, launch: Callable[[], None], generator: torch.Generator | None, pool: Any) -> Graph:
         """Take down what `launch` launches; nothing is computed. What it draws comes from `generator` at each
         replay."""
 
@@ -249,6 +252,8 @@ class _Captured:
         self._entry = entry
         self._program = entry.program
         self._graphs = graphs
+        # Of its own: graphs of other programs run between two replays, when its outputs may be alive.
+        self._pool = graphs.pool()
         self._moving = frozenset(moving)
         self._slots: list[_Slot] = []
         self._written: list[_Slot] = []
@@ -353,7 +358,9 @@ class _CapturedFunction(_Captured):
             made.append(self._computation.run(given))
 
         try:
-            self._graph = self._graphs.capture(launch, arguments.generator if self._program.random else None)
+            self._graph = self._graphs.capture(
+                launch, arguments.generator if self._program.random else None, self._pool
+            )
         except Exception as error:
             self.failure = _CannotCapture(None, error)
             return None
@@ -439,7 +446,9 @@ class _CapturedCalls(_Captured):
                         values.pop(number, None)
 
         try:
-            segment.graph = self._graphs.capture(launch, arguments.generator if self._program.random else None)
+            segment.graph = self._graphs.capture(
+                launch, arguments.generator if self._program.random else None, self._pool
+            )
         except Exception as error:
             self.failure = _CannotCapture(failed[0] if failed else None, error)
             values.clear()

@@ -8,6 +8,7 @@ the real one (`CPU_INFERRED`, `out=` targets). Data-dependent calls never come h
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 
 import torch
@@ -149,6 +150,10 @@ def _infer(call: ShapeCall) -> Inferred:
             raise
         if meta is not None:
             return meta
+        if meta_error is None:
+            # Not tried yet: an operator of another device.
+            with contextlib.suppress(Exception):
+                return run_on("meta", call)
         raise CannotInfer(f"neither a meta nor a CPU kernel can run it: {_first_line(error)}") from meta_error
     except Exception as error:
         if not _is_about_data(call, error) or meta_error is not None:

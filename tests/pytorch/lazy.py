@@ -21,12 +21,7 @@ from torch_ltc import extract_compiled_graph
 def load(path: Path) -> ModuleType:
     """The module of a test file of the original, which finds this package where it looks for its own."""
     _install()
-    module = ModuleType(path.stem)
-    module.__file__ = str(path)
-    sys.modules[path.stem] = module
-    text = path.read_text().replace('"lazy"', '"ltc"')
-    exec(compile(text, path, "exec"), vars(module))
-    return module
+    return harness.execute(path, path.read_text().replace('"lazy"', '"ltc"'))
 
 
 def tests(module: ModuleType) -> Iterator[unittest.TestCase]:

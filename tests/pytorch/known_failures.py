@@ -134,5 +134,14 @@ KNOWN_FAILURES: tuple[Known, ...] = (
         "a generator of the caller's is drawn from at once: another seed is not another program",
     ),
     Known("lazy/test_meta_kernel", ("*.test_add_invalid_device",), Kind.ARTEFACT, "the message is eager's, on purpose"),
+    Known(
+        "lazy/test_ts_opinfo",
+        tuple(
+            f"TestLazyOpInfoCPU.test_dispatched_to_lazy_{name}_cpu_float32"
+            for name in ("as_strided_*", "clamp", "expand_copy", "norm_*", "slice_scatter", "view_copy")
+        ),
+        Kind.ARTEFACT,
+        "names of counters: no suffix _symint, clamp does not fall back, norm is recorded as linalg_vector_norm",
+    ),
     Known("lazy/test_reuse_ir", ("TestLazyReuseIr.*",), Kind.ARTEFACT, _COUNTERS),
 )

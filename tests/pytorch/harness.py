@@ -4,7 +4,6 @@ Owns the test class of the device for `torch.testing._internal.common_device_typ
 pairing of each CPU test with its counterpart, and the run of one pair.
 """
 
-import importlib.util
 import sys
 import time
 import traceback
@@ -65,13 +64,20 @@ def load(path: Path) -> ModuleType:
     """The module of a test file, its generic classes instantiated for the CPU and the device."""
     common_device_type.device_type_test_bases[:] = [common_device_type.CPUTestBase, DeviceTestBase]
     core.DecorateInfo.is_active = _is_active
-    stand_ins.install(path.read_text())
+    text = path.read_text()
+    stand_ins.install(text)
     # Test files import each other by the names that they have in the folder of tests.
     sys.path.insert(0, str(_test_folder(path)))
-    specification = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(specification)
+    # Test classes inherit from the generic ones in newer versions, where this calls itself for ever.
+    return execute(path, text.replace("super(self.__class__, self)", "super()"))
+
+
+def execute(path: Path, text: str) -> ModuleType:
+    """The module of a file, made from a text in the place of its own."""
+    module = ModuleType(path.stem)
+    module.__file__ = str(path)
     sys.modules[path.stem] = module
-    specification.loader.exec_module(module)
+    exec(compile(text, path, "exec"), vars(module))
     return module
 
 

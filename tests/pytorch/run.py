@@ -73,7 +73,8 @@ class Runner:
 
     def _batch(self, file: str, names: Sequence[str], journal: Path, *options: str) -> None:
         """Run tests in one process; the one that ends it too early gets a record of that."""
-        before = journal.stat().st_size if journal.exists() else 0
+        journal.touch()
+        before = journal.stat().st_size
         status, log = self._worker(file, names, journal, *options)
         lines = journal.read_text()[before:].splitlines()
         if LOADED not in lines:

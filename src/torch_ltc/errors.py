@@ -51,7 +51,11 @@ class LtcError(RuntimeError):
 
 
 class JitError(LtcError):
-    """A call of a jit function cannot be replayed, and its `fallback` is "error"."""
+    """A call of a jit function cannot be replayed.
+
+    When: the function does what a replay would not do (a read, a print, a list that grows), and `fallback` is "error".
+    What to do: move that out of the function, or leave `fallback` at "record", which records such calls each time.
+    """
 
 
 class SettingError(LtcError, ValueError):

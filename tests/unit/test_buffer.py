@@ -13,7 +13,7 @@ def test_two_threads_set_attributes_of_one_buffer_while_garbage_is_collected() -
         from torch_ltc.record.buffer import Buffer, new_buffer
 
         NAMES = ("number", "spec", "data", "error", "views", "views_base", "input", "job", "maker", "grown_bytes")
-        assert set(Buffer.__annotations__) <= {*NAMES, "_identity"}
+        assert set(Buffer.__annotations__) <= {*NAMES, "_identity", "_address", "_address_bytes"}
         gc.disable()
 
         class Garbage:

@@ -104,8 +104,7 @@ table.add(
               check=_is_descriptor),
     Interface("torch.UntypedStorage._cdata", "identifies a storage", "aliases in fallbacks and checks", _STABLE,
               check=_is_descriptor),
-    Interface("torch._C._storage_Use_Count", "finds aliases of parameters and gradients", "`ltc run`, `jit`", _BINDING,
-              check=lambda count: count(torch.empty(1).untyped_storage()._cdata) >= 1),
+    Interface("torch._C._storage_Use_Count", "finds aliases of parameters and gradients", "`ltc run`, `jit`", _BINDING),
     *(Interface(f"torch.Tensor.{name}", "finds hooks of a parameter", "`ltc run`", _STABLE, check=_is_descriptor)
       for name in ("_backward_hooks", "_post_accumulate_grad_hooks")),
     Interface("torch.multiprocessing.reductions.reduce_tensor", "sends tensors of other devices to another process",

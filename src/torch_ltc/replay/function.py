@@ -183,6 +183,10 @@ class _Argument:
 class _Calls:
     """Calls of one kind: recorded until two agree, replayed from then on."""
 
+    # Arguments that are known by their identity.
+    objects: list[Any]
+    # Never waited for.
+    busy: threading.Lock = field(default_factory=threading.Lock)
     rules: NumberRules = field(default_factory=NumberRules)
     last: _Recorded | None = None
     settled: _Recorded | None = None
@@ -209,8 +213,6 @@ class JitFunction:
         self._fallback = fallback
         self._owner = owner
         self._calls: dict[Any, _Calls] = {}
-        self._kept: list[Any] = []
-        self._lock = threading.RLock()
 
     def __get__(self, instance: Any, owner: type) -> Any:
         return self if instance is None else functools.partial(self, instance)
@@ -238,14 +240,16 @@ class JitFunction:
         structure = _flatten((args, kwargs), leaves)
         modes = (torch.is_grad_enabled(), torch.is_autocast_enabled("ltc"), recorder.torch_state)
         kind = (structure, tuple([_kind(leaf) for leaf in leaves]), modes)
-        with self._lock:
-            calls = self._calls.get(kind)
-            if calls is None:
-                if len(self._calls) >= _MOST_KINDS:
-                    self._calls.pop(next(iter(self._calls)))
-                calls = self._calls[kind] = _Calls()
-                # An object is known by its identity.
-                self._kept.append(leaves if any(isinstance(part, int) for part in kind[1]) else None)
+        calls = self._calls.get(kind)
+        if calls is None:
+            if len(self._calls) >= _MOST_KINDS:
+                self._calls.pop(next(iter(self._calls)), None)
+            objects = [leaf for leaf, part in zip(leaves, kind[1], strict=True) if isinstance(part, int)]
+            calls = self._calls.setdefault(kind, _Calls(objects))
+        if not calls.busy.acquire(blocking=False):
+            # Another thread, or the function itself.
+            return self._function(*args, **kwargs)
+        try:
             if calls.settled is not None and not self._is_due(calls):
                 done, result = self._replay(calls, leaves)
                 if done:
@@ -253,6 +257,8 @@ class JitFunction:
             if calls.refused:
                 return self._function(*args, **kwargs)
             return self._record(calls, leaves, args, kwargs)
+        finally:
+            calls.busy.release()
 
     def _is_due(self, calls: _Calls) -> bool:
         """True when the call is to be recorded to compare it."""

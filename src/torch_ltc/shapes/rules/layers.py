@@ -9,7 +9,7 @@ import torch
 
 from torch_ltc.config import settings
 from torch_ltc.program.instruction import Returns
-from torch_ltc.program.spec import Spec, make_spec, row_major
+from torch_ltc.program.spec import Spec, make_spec
 from torch_ltc.shapes.broadcasting import is_odd
 from torch_ltc.shapes.rules.meta_kernels import copied
 from torch_ltc.shapes.table import contiguous, fresh, fresh_contiguous, masked, require, rule, several
@@ -204,9 +204,12 @@ def attention(
 def _attended(query: Spec) -> tuple[int, ...]:
     if not is_odd(query):
         return copied(query).stride
-    # One position, as when words are generated one by one.
-    require(query.size[1] > 1 and query.size[3] > 1)
-    return row_major(query.size)
+    # One position, as when words are generated one by one: a dense query keeps its strides, also those of length 1.
+    extent = 1
+    for stride, length in sorted((s, n) for s, n in zip(query.stride, query.size, strict=True) if n != 1):
+        require(stride == extent)
+        extent *= length
+    return query.stride
 
 
 @rule("_scaled_dot_product_flash_attention_for_cpu_backward")

@@ -90,7 +90,7 @@ def kernel_for(op: OpOverload) -> Kernel | None:
         return random_ops.random_kernel(op)
     if not operator.dynamic and _has_out(operator):
         return views.out_kernel(operator)
-    if "_foreach_" in plain:
+    if plain.startswith("_foreach_"):
         return _counting_versions(operator, make_kernel(op))
     return make_kernel(op)
 
@@ -98,7 +98,8 @@ def kernel_for(op: OpOverload) -> Kernel | None:
 def _counting_versions(operator: Operator, kernel: Kernel) -> Kernel:
     """The kernel of an operator on lists, which counts up the versions of the tensors that it writes to: autograd's own
     kernels, which do so elsewhere, leave that to those of the device."""
-    positions = [position for position, argument in enumerate(operator.arguments) if argument.written]
+    listed = [position for position, a in enumerate(operator.op._schema.arguments) if "List" in str(a.type)]
+    positions = [position for position in listed if operator.arguments[position].written]
     if not positions:
         return kernel
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 import torch_ltc
-from tests.semantics.support import counted, gated, lazy, observe, probe, run_script
+from tests.semantics.support import LONG_S, counted, gated, lazy, observe, probe, run_script
 from torch_ltc import events
 from torch_ltc.config import settings
 
@@ -227,11 +228,13 @@ def test_a_listener_on_the_worker_may_record_while_programs_are_queued() -> None
 def test_a_listener_on_the_worker_may_read_what_comes_of_the_results() -> None:
     x = lazy(torch.ones(4))
     seen: list[list[float]] = []
+    heard = threading.Event()
 
     def listen(event: events.Event) -> None:
         if not seen:
             seen.append([])
             seen[0] = (y * 2).tolist()
+            heard.set()
 
     with probe.closed():
         y = gated(x) + 1
@@ -242,6 +245,7 @@ def test_a_listener_on_the_worker_may_read_what_comes_of_the_results() -> None:
             torch_ltc.sync()
             probe.gate.set()
             assert z.tolist() == [4.0] * 4
+            assert heard.wait(LONG_S)
         finally:
             stop()
     assert seen == [[6.0] * 4]

@@ -13,6 +13,7 @@ import torch_ltc
 from tests.semantics.support import assert_same, lazy, observe, repeat
 from torch_ltc import computation
 from torch_ltc.config import settings
+from torch_ltc.record.recorder import recorder
 
 pytestmark = [pytest.mark.blocking_tiers, pytest.mark.usefixtures("any_fingerprints")]
 
@@ -229,3 +230,20 @@ def test_another_default_dtype_is_seen_at_once() -> None:
     assert pending.dtype is torch.float32
     assert torch.equal(pending.cpu(), quotient("cpu"))
     assert quotient("ltc").dtype is torch.float32
+
+
+def test_reading_what_the_pending_program_only_takes_cuts_nothing() -> None:
+    x = lazy(torch.arange(4.0))
+    y = x + 1
+    assert x[2].item() == 2.0
+    assert not recorder.empty
+    x.add_(10)
+    assert x[2].item() == 12.0
+    assert recorder.empty
+    assert y.tolist() == [1.0, 2.0, 3.0, 4.0]
+    view = x[1:]
+    view.mul_(2)
+    z = x * 1
+    assert x[0].item() == 10.0
+    assert recorder.empty
+    assert z.tolist() == [10.0, 22.0, 24.0, 26.0]

@@ -277,6 +277,13 @@ def touched(buffer: Buffer) -> bool:
     return 0 <= buffer.input < len(recorder.inputs) and recorder.inputs[buffer.input] is buffer
 
 
+def _is_stale(buffer: Buffer) -> bool:
+    """True when the pending program gives this buffer its value, or another one. One that it only takes can be read."""
+    if not touched(buffer):
+        return False
+    return buffer.number >= recorder.base or recorder.path_values.writes_to(recorder.node, buffer.input)
+
+
 def read(tensor: torch.Tensor, use: Callable[[torch.Tensor], Result], what: str) -> Result:
     """`use(physical tensor)`, after everything that was recorded on the tensor has run."""
     return read_buffer(buffer_of(tensor), spec_of(tensor), use, what)
@@ -305,7 +312,7 @@ def read_buffer(buffer: Buffer, spec: Spec, use: Callable[[torch.Tensor], Result
 def _read(buffer: Buffer, spec: Spec, use: Callable[[torch.Tensor], Result]) -> tuple[Result, float]:
     """The result of `use`, and how long the thread waited for the program."""
     with recorder.lock:
-        if touched(buffer):
+        if _is_stale(buffer):
             cut(SyncReason.READ)
         job = buffer.job
         if job is None or job.done():

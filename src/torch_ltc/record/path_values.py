@@ -20,13 +20,14 @@ _RESIZE = torch.ops.aten.resize_.default
 
 class PathValues:
     """The values of one path, by value number: `specs` (None: read it off the tensor) and `roots`, which are equal for
-    values that share memory."""
+    values that share memory. `written` has the roots that a call of the path writes to."""
 
-    __slots__ = ("specs", "roots", "_node")
+    __slots__ = ("specs", "roots", "written", "_node")
 
     def __init__(self, root: Node) -> None:
         self.specs: list[Spec | None] = []
         self.roots: list[int] = []
+        self.written: set[int] = set()
         self._node = root
 
     def follow(self, node: Node) -> None:
@@ -44,9 +45,15 @@ class PathValues:
             path.pop()
             self.specs.clear()
             self.roots.clear()
+            self.written.clear()
         for each in reversed(path):
             self._add(each)
         self._node = node
+
+    def writes_to(self, node: Node, input_buffer: int) -> bool:
+        """True when a call on the way to `node` writes to this input buffer."""
+        self.follow(node)
+        return -1 - input_buffer in self.written
 
     def of(self, numbers: Sequence[int], groups: bool) -> tuple[list[Spec | None], list[int] | None]:
         """The specs of these values, and, if asked for, what is equal for those that share memory."""
@@ -67,6 +74,8 @@ class PathValues:
                 for item, number in zip(instruction.flat_returns, numbers, strict=True):
                     if number >= 0:
                         self._add_value(instruction, item)
+            for number in instruction.mutated:
+                self.written.add(self.roots[number])
             if instruction.op is _RESIZE:
                 for number in instruction.operands:
                     self.specs[number] = None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+import types
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -152,6 +154,38 @@ def test_a_branch_on_state_is_seen() -> None:
     assert function(x).tolist() == [101.0, 101.0]
 
 
+SCALE = 3.0
+
+
+class _Scaling(nn.Module):
+    shift = 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * SCALE + self.shift
+
+
+def test_globals_of_methods_attributes_of_classes_and_of_modules_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = types.ModuleType("options_of_the_test")
+    options.offset = 0.5  # type: ignore[attr-defined]
+    monkeypatch.setitem(globals(), "options", options)
+    net = _Scaling()
+    function = torch_ltc.jit(lambda x: net(x) - options.offset)
+    x = torch.ones(2).to("ltc")
+    for _ in range(4):
+        assert function(x).tolist() == [3.5, 3.5]
+    monkeypatch.setitem(globals(), "SCALE", 5.0)
+    assert function(x).tolist() == [5.5, 5.5]
+    for _ in range(3):
+        function(x)
+    monkeypatch.setattr(_Scaling, "shift", 2.0)
+    assert function(x).tolist() == [6.5, 6.5]
+    for _ in range(3):
+        function(x)
+    options.offset = 1.5  # type: ignore[attr-defined]
+    assert function(x).tolist() == [5.5, 5.5]
+    assert counts(function)[1] >= 6
+
+
 def test_dropout_in_train_and_eval_mode() -> None:
     layer = nn.Dropout(0.5)
     function = torch_ltc.jit(lambda x: layer(x))
@@ -265,6 +299,15 @@ def test_decoding_with_a_static_cache() -> None:
         total += token[0]
         assert torch.equal(step(token.to("ltc"), torch.tensor([i]).to("ltc")).cpu(), total)
     assert counts(step) == (2, 6)
+
+
+def test_a_number_that_changes_by_itself_is_recorded() -> None:
+    clock = itertools.count()
+    function = torch_ltc.jit(lambda x: x + float(next(clock)))
+    x = torch.zeros(2).to("ltc")
+    assert [function(x).tolist()[0] for _ in range(8)] == [float(i) for i in range(8)]
+    assert counts(function)[1] == 0
+    assert "changes in a way that jit does not know" in reason(function)
 
 
 # ---- what cannot be replayed ----------------------------------------------------------------------------------------

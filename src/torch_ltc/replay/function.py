@@ -43,6 +43,7 @@ _MOST_RECORDINGS = 32
 # Kinds of calls that are kept.
 _MOST_KINDS = 32
 _NUMBERS = (int, float)
+_MOST_SURPRISES = 3
 
 
 class _NotReplayable(Exception):
@@ -196,6 +197,8 @@ class _Calls:
     since_verified: int = 0
     reason: str = ""
     refused: bool = False
+    # Recordings in a row with numbers that no rule explained.
+    surprises: int = 0
     # Arguments that the function has looked at, besides handing them to operators.
     inspected: set[int] = field(default_factory=set)
 
@@ -330,7 +333,16 @@ class JitFunction:
         calls.rules.observe(made.scalars, made.context)
         unexplained = calls.rules.unexplained
         if unexplained:
-            raise _NotReplayable(f"number ${unexplained[0]} of its program changes in a way that jit does not know")
+            # Something that the function reads may have been changed between the calls. What changes by itself does so
+            # each time.
+            calls.surprises += 1
+            calls.rules = NumberRules()
+            calls.rules.observe(made.scalars, made.context)
+            if calls.surprises == _MOST_SURPRISES:
+                raise _NotReplayable(f"number ${unexplained[0]} of its program changes in a way that jit does not know")
+            calls.last, calls.settled = made, None
+            calls.reason = f"number ${unexplained[0]} of its program has changed"
+            return
         difference = "" if last is None else made.agrees(last)
         calls.last = made
         calls.settled = None
@@ -389,6 +401,7 @@ class JitFunction:
             return False, None
         inputs = [buffer_of(leaves[item]) if isinstance(item, int) else item for item in settled.inputs]
         calls.replays += 1
+        calls.surprises = 0
         reused = _reusable(settled)
         # Nobody sees a gradient between its end and its new value.
         for place, made in settled.places:

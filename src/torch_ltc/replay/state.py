@@ -30,7 +30,8 @@ class TooMuchState(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Something that holds a value: an entry of a dict or list, a closure's cell, the gradient of a tensor."""
+    """Something that holds a value: an entry of a dict or list, a closure's cell, an attribute of a class, the gradient
+    of a tensor."""
 
     holder: Any
     key: Any
@@ -47,6 +48,8 @@ class Place:
             return self.holder.cell_contents
         if isinstance(self.holder, torch.Tensor):
             return self.holder.grad
+        if isinstance(self.holder, type):
+            return vars(self.holder)[self.key]
         return self.holder[self.key]
 
     def put(self, value: Any) -> None:
@@ -55,6 +58,8 @@ class Place:
             self.holder.cell_contents = value
         elif isinstance(self.holder, torch.Tensor):
             self.holder.grad = value
+        elif isinstance(self.holder, type):
+            setattr(self.holder, self.key, value)
         else:
             self.holder[self.key] = value
 
@@ -92,17 +97,41 @@ def _children(value: Any, path: str) -> Iterator[Place]:
         yield from _children(value.__self__, f"{path}.self" if path else "self")
     elif isinstance(value, types.FunctionType):
         if not _is_library(value.__module__):
-            for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
-                try:
-                    cell.cell_contents  # noqa: B018  empty until it is assigned
-                except ValueError:
-                    continue
-                yield Place(cell, None, name)
-            for name in _names(value.__code__) & value.__globals__.keys():
-                yield Place(value.__globals__, name, name)
+            names = _names(value.__code__)
+            for place in _variables(value, names):
+                yield place
+                module = place.get()
+                if isinstance(module, types.ModuleType) and not _is_library(module.__name__):
+                    for attribute in names & vars(module).keys():
+                        yield Place(vars(module), attribute, f"{place.path}.{attribute}")
             yield from _children(value.__defaults__ or (), f"{path} defaults")
     elif _is_walked(value):
         yield from _children(vars(value), path)
+        for owner in type(value).__mro__:
+            if not _is_library(owner.__module__):
+                yield from _of_class(owner, path)
+
+
+def _variables(function: types.FunctionType, names: set[str]) -> Iterator[Place]:
+    """The variables of other scopes that a function uses."""
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            cell.cell_contents  # noqa: B018  empty until it is assigned
+        except ValueError:
+            continue
+        yield Place(cell, None, name)
+    for name in names & function.__globals__.keys():
+        yield Place(function.__globals__, name, name)
+
+
+def _of_class(owner: type, path: str) -> Iterator[Place]:
+    """Attributes of a class, and what its methods use."""
+    for key, value in list(vars(owner).items()):
+        function = getattr(value, "__func__", value)
+        if isinstance(function, types.FunctionType):
+            yield from _children(function, f"{path}.{key}")
+        elif not key.startswith("__") and not isinstance(value, (*_OPAQUE, property)):
+            yield Place(owner, key, f"{path}.{key}")
 
 
 def _is_walked(value: Any) -> bool:

@@ -28,11 +28,17 @@ def tiers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
     # One line of a test often compiles one program after the other.
     monkeypatch.setenv("LTC_RECOMPILES", "allow")
     # Imported late: some tests look at what importing the package does.
-    settings = pytest.importorskip("torch_ltc.config").settings
+    config = pytest.importorskip("torch_ltc.config")
+    settings = config.settings
+    before = {name: getattr(settings, name) for name in config.SETTINGS}
     with settings.scope(tiers=chosen, cache_dir="off", recompiles="allow"):
         # A program that another test has recorded first has the lines of that test.
         pytest.importorskip("torch_ltc").ir_cache.reset()
         yield
+    changed = {name: getattr(settings, name) for name in before if getattr(settings, name) != before[name]}
+    for name in changed:
+        setattr(settings, name, before[name])
+    assert not changed, f"the test leaves other settings behind: {changed}"
     if chosen == "background":
         # What one test has begun must not disturb the next.
         pytest.importorskip("torch_ltc").wait_for_compiles()

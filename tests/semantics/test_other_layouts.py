@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing.reduction import ForkingPickler
 
 import pytest
@@ -25,9 +25,10 @@ pytestmark = [
 
 
 @pytest.fixture
-def allowed_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
+def allowed_fallback() -> Iterator[None]:
     """Calls that mix layouts run eagerly."""
-    monkeypatch.setattr(settings, "fallback", "allow")
+    with settings.scope(fallback="allow"):
+        yield
 
 
 PRODUCTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {

@@ -265,9 +265,13 @@ def _script_archive(model: Any) -> io.BytesIO:
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 @pytest.mark.parametrize("how", ["script", "trace", "freeze"])
-def test_a_torchscript_archive_has_the_weights(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torchscript_archive_has_the_weights(how: str) -> None:
     # Constants are compared when a module is frozen or saved.
-    monkeypatch.setattr(settings, "fallback", "allow")
+    with settings.scope(fallback="allow"):
+        _check_archive(how)
+
+
+def _check_archive(how: str) -> None:
     model = _Scaled().to("ltc").eval()
     x = torch.randn(2, 8, device="ltc")
     scripted: Any = torch.jit.trace(model, x) if how == "trace" else torch.jit.script(model)

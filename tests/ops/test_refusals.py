@@ -74,7 +74,8 @@ def test_modules_refuse_what_eager_refuses(probe: Probe) -> None:
                     else:
                         wrong.append(f"{info.name} {number}: {found}")
     assert not wrong, "\n".join(wrong)
-    assert late == DATA
+    # PyTorch 2.11 has no such inputs of it.
+    assert late == {info.name for info in MODULES if info.name in DATA and info.module_error_inputs_func is not None}
     assert cases > 20
 
 

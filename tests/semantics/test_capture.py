@@ -12,6 +12,7 @@ import torch_ltc
 from tests.support.graphs import StandInGraphs
 from torch_ltc import metrics
 from torch_ltc.config import settings
+from torch_ltc.debug.history import history
 from torch_ltc.events import CaptureEvent, ExecuteEvent, subscribe
 from torch_ltc.execute import capture
 
@@ -22,6 +23,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandInGraphs]:
     made = StandInGraphs()
     monkeypatch.setitem(capture._by_device, "cpu", made)
     torch_ltc.ir_cache.reset()
+    history.clear()
     with settings.scope(backend="interpreter"):
         yield made
         torch_ltc.sync(wait=True)

@@ -197,7 +197,7 @@ def test_a_program_that_ends_every_compiler_is_left_alone(monkeypatch: pytest.Mo
     monkeypatch.setattr("torch_ltc.compile.compiler_client._BOOT", "import os; os._exit(7)  # {niceness} {path!r}")
     compiler_client.end()
     held = torch.randn(3, 6).to("ltc")
-    with seen_events() as seen, pytest.warns(BackendWarning, match="ended with status 7, 2 times"):
+    with seen_events() as seen, pytest.warns(BackendWarning, match="died with status 7, 2 times"):
         run(held)
         torch_ltc.sync()
         run(held)

@@ -248,12 +248,17 @@ def test_work_that_is_queued_at_exit_is_still_compiled() -> None:
 
 
 def test_warnings_of_the_compiler_about_itself_reach_nobody() -> None:
-    before = list(warnings.filters)
+    before = _filters()
     # Warnings are errors here, and Inductor warns that it has no code for complex numbers.
     x = torch.complex(torch.rand(3, 4), torch.rand(3, 4))
     _, function = compiled(lambda x: x.sin() * x.cos(), x)
     torch.testing.assert_close(function(x), [x.sin() * x.cos()])
-    assert list(warnings.filters) == before
+    assert _filters() == before
+
+
+def _filters() -> list[Any]:
+    """The filters of warnings, without those that the device puts in front, which match on its worker alone."""
+    return [each for each in warnings.filters if type(each[1]).__module__.partition(".")[0] != "torch_ltc"]
 
 
 # ---- on the device ------------------------------------------------------------------------------------------------

@@ -22,6 +22,8 @@ from torch_ltc.errors import CompileError
 from torch_ltc.lowering.lower import functional_form
 from torch_ltc.program.instruction import Call, Program
 
+pytestmark = pytest.mark.filterwarnings("ignore:index_reduce.. is in beta:UserWarning")
+
 aten = torch.ops.aten
 
 

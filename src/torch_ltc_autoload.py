@@ -1,4 +1,4 @@
-"""What PyTorch loads at the end of `import torch` where torch_ltc is installed.
+"""The module that PyTorch loads at the end of `import torch` where torch_ltc is installed.
 
 It makes the device's name known and stops there: torch_ltc itself is imported when the device is first touched, by
 `torch.device("ltc")` on a tensor, `.to("ltc")`, or any attribute of `torch.ltc`.

@@ -73,7 +73,7 @@ class _CannotCapture(Exception):
 
 @dataclass(slots=True)
 class _Watched:
-    """What changes between executions of a program: input buffers that move, and run-time numbers."""
+    """The differences between executions of a program: input buffers that move, and run-time numbers."""
 
     addresses: list[int] | None = None
     numbers: list[object] | None = None
@@ -121,11 +121,6 @@ class Capture:
         self._direct: set[int] = set()
         self._captured: _Captured | None = None
         self.refusal = ""
-
-    @property
-    def captured(self) -> bool:
-        """True when there are graphs to replay."""
-        return self._captured is not None
 
     def run(
         self,
@@ -268,7 +263,7 @@ class _Captured:
         self.failure: _CannotCapture | None = None
 
     def describe(self) -> str:
-        """What becomes of inputs and calls."""
+        """A line on the treatment of inputs and calls."""
         slots = sum(len(slot.positions) for slot in self._slots)
         return f"{len(self._fixed_positions)} inputs where they are, {slots} copied"
 
@@ -341,7 +336,7 @@ class _Captured:
 
 
 class _CapturedFunction(_Captured):
-    """What a backend made of a program, in one graph."""
+    """A backend's function for a program, in one graph."""
 
     def __init__(
         self, entry: CachedProgram, computation: FunctionalComputation, graphs: Graphs, moving: set[int]
@@ -401,7 +396,7 @@ class _CapturedCalls(_Captured):
         self._last_use = _last_uses(self._program)
 
     def describe(self) -> str:
-        """What becomes of inputs and calls."""
+        """A line on the treatment of inputs and calls."""
         direct = sum(segment.direct for segment in self._segments)
         between = f", {direct} calls between graphs" if direct else ""
         return f"{super().describe()}{between}"

@@ -186,8 +186,8 @@ def difference(first: Program | Listing, second: Program | Listing) -> Differenc
 
 
 def distinct_changes(first: Program | Listing, second: Program | Listing) -> int:
-    """How many changes make the second program of the first: each line more or less is one, and so is each replacement
-    of one word, as of a dtype or a size, in however many lines it is."""
+    """The number of changes that make the second program of the first: each line more or less is one, and so is each
+    replacement of one word, as of a dtype or a size, in however many lines it is."""
     replaced: set[tuple[str, ...]] = set()
     lines = 0
     for old, new in _aligned(_parsed_lines(first), _parsed_lines(second)):

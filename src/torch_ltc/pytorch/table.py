@@ -20,11 +20,6 @@ _EXPERIMENTAL, _BINDING, _STABLE, _CALLERS = Risk.EXPERIMENTAL, Risk.BINDING, Ri
 _is_class, _is_descriptor = inspect.isclass, inspect.isdatadescriptor
 
 
-def _is_bool(read: object) -> bool:
-    """A check for functions that return the state of a switch."""
-    return callable(read) and isinstance(read(), bool)
-
-
 def _exists(found: object) -> bool:
     return True
 

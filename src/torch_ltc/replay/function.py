@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import io
 import random
 import sys
 import threading
@@ -21,20 +20,27 @@ from typing import Any, Literal
 import torch
 
 from torch_ltc.closures import run_step_closures
-from torch_ltc.compile.program_cache import CachedProgram
 from torch_ltc.config import settings
-from torch_ltc.device.registration import alias
-from torch_ltc.device.tensors import new_tensor
 from torch_ltc.errors import JitError
 from torch_ltc.events import Event, FallbackEvent, SyncEvent, SyncReason, UploadEvent, subscribe
 from torch_ltc.execute.executor import executor
 from torch_ltc.execute.sync import cut, live_outputs, pending_entry, replay
-from torch_ltc.program.spec import Spec, spec_of
+from torch_ltc.program.spec import spec_of
 from torch_ltc.pytorch.private import pytree, storage_use_count
 from torch_ltc.record.buffer import Buffer, buffer_of, storage_of
 from torch_ltc.record.recorder import recorder
-from torch_ltc.replay.numbers import NumberRules, WatchedFloat, optimizer_numbers
-from torch_ltc.replay.state import MISSING, Place, State, TooMuchState
+from torch_ltc.replay.numbers import NumberRules, WatchedFloat
+from torch_ltc.replay.recorded_call import (
+    Anatomy,
+    Argument,
+    Made,
+    NotReplayable,
+    RecordedCall,
+    Unsettled,
+    is_lazy,
+    named_numbers,
+)
+from torch_ltc.replay.state import State, TooMuchState
 
 __all__ = ["JitFunction", "jit"]
 
@@ -42,20 +48,7 @@ __all__ = ["JitFunction", "jit"]
 _MOST_RECORDINGS = 32
 # Kinds of calls that are kept.
 _MOST_KINDS = 32
-_NUMBERS = (int, float)
 _MOST_SURPRISES = 3
-
-
-class _NotReplayable(Exception):
-    """The reason why a recorded call cannot be replayed."""
-
-
-class _Unsettled(Exception):
-    """The reason why this recording is not like the next one will be."""
-
-
-def _is_lazy(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.device.type == "ltc"
 
 
 def _flatten(value: Any, leaves: list[Any]) -> Any:
@@ -72,7 +65,7 @@ def _flatten(value: Any, leaves: list[Any]) -> Any:
 
 
 def _kind(leaf: Any) -> Any:
-    """What must be equal for two arguments to be of one kind."""
+    """A key that is equal for arguments of one kind."""
     if isinstance(leaf, torch.Tensor):
         if leaf.device.type != "ltc":
             return (torch.Tensor, str(leaf.device))
@@ -102,82 +95,11 @@ def _replaced(value: Any, positions: Iterator[int], new: dict[int, Any]) -> Any:
 def _host_random() -> Any:
     """The states of the host's random generators."""
     numpy = sys.modules.get("numpy")
-    return (
-        random.getstate(),
-        bytes(torch.get_rng_state().numpy()),
-        None if numpy is None else repr(numpy.random.get_state()),
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _Made:
-    """A tensor that a replay makes: on which output, and how it looks at it."""
-
-    output: int
-    spec: Spec
-
-    def tensor(self, buffers: list[Buffer], bases: dict[int, torch.Tensor]) -> torch.Tensor:
-        base = bases.get(self.output)
-        if base is None:
-            buffer = buffers[self.output]
-            base = bases[self.output] = new_tensor(buffer, buffer.spec)
-            if self.spec is buffer.spec:
-                return base
-        return alias(base, self.spec.size, self.spec.stride, self.spec.offset)
-
-
-@dataclass(slots=True)
-class _Recorded:
-    """One recorded call, taken apart."""
-
-    entry: CachedProgram
-    # For each input the position of an argument, or the buffer itself.
-    inputs: list[int | Buffer]
-    scalars: list[object]
-    context: dict[Any, float | int]
-    result: Any
-    leaves: list[Any]
-    places: list[tuple[Place, _Made]]
-    # Gradients that were there, or not, when the call began.
-    gradients: list[tuple[torch.Tensor, bool]]
-    counters: list[tuple[Place, float | int]]
-    host_tensors: list[tuple[torch.Tensor, float]]
-    rates: list[Place]
-    optimizers: list[torch.optim.Optimizer]
-    # The tensors behind the inputs that stay, with their buffers.
-    captured: list[tuple[torch.Tensor, Buffer]]
-    after: State
-
-    def agrees(self, other: _Recorded) -> str:
-        """Empty when a replay of one is a replay of the other; else what differs."""
-        if self.entry is not other.entry:
-            return "the program, or what is alive at its end"
-        if len(self.inputs) != len(other.inputs) or any(
-            a != b if isinstance(a, int) else a is not b for a, b in zip(self.inputs, other.inputs, strict=True)
-        ):
-            return "the tensors that the program takes"
-        if [(p.identity, made) for p, made in self.places] != [(p.identity, made) for p, made in other.places]:
-            return "the places where new tensors are bound"
-        if self.result != other.result or not _same_leaves(self.leaves, other.leaves):
-            return "what is returned"
-        if [(p.identity, d) for p, d in self.counters] != [(p.identity, d) for p, d in other.counters]:
-            return "how numbers are counted up"
-        steps = [(id(t), d) for t, d in self.host_tensors], [(id(t), d) for t, d in other.host_tensors]
-        return "" if steps[0] == steps[1] else "how tensors on the host are counted up"
-
-
-def _same_leaves(first: list[Any], second: list[Any]) -> bool:
-    def same(a: Any, b: Any) -> bool:
-        return a is b or (type(a) is type(b) and not isinstance(a, torch.Tensor) and a == b)
-
-    return len(first) == len(second) and all(same(a, b) for a, b in zip(first, second, strict=True))
-
-
-@dataclass(slots=True)
-class _Argument:
-    """An argument that is returned."""
-
-    position: int
+    states: list[Any] = [random.getstate(), torch.get_rng_state().tolist()]
+    if numpy is not None:
+        _, keys, *rest = numpy.random.get_state()
+        states += [keys.tolist(), rest]
+    return states
 
 
 @dataclass(slots=True)
@@ -189,8 +111,8 @@ class _Calls:
     # Never waited for.
     busy: threading.Lock = field(default_factory=threading.Lock)
     rules: NumberRules = field(default_factory=NumberRules)
-    last: _Recorded | None = None
-    settled: _Recorded | None = None
+    last: RecordedCall | None = None
+    settled: RecordedCall | None = None
     guard: Callable[[], str] = str
     recordings: int = 0
     replays: int = 0
@@ -206,22 +128,19 @@ class _Calls:
 class JitFunction:
     """A function whose calls are replayed where that is certain to do the same; see `jit`."""
 
-    def __init__(
-        self, function: Callable[..., Any], verify_every: int, fallback: Literal["record", "error"], owner: Any = None
-    ) -> None:
+    def __init__(self, function: Callable[..., Any], verify_every: int, fallback: Literal["record", "error"]) -> None:
         functools.update_wrapper(self, function)
         self._name: str = getattr(function, "__qualname__", repr(function))
         self._function = function
         self._verify_every = verify_every
         self._fallback = fallback
-        self._owner = owner
         self._calls: dict[Any, _Calls] = {}
 
     def __get__(self, instance: Any, owner: type) -> Any:
         return self if instance is None else functools.partial(self, instance)
 
     def explain(self) -> str:
-        """What became of the calls so far: replayed or recorded, and why."""
+        """A text on the calls so far: replayed or recorded, and why."""
         lines = [f"jit of {self._name}:"]
         for number, calls in enumerate(self._calls.values(), 1):
             lines.append(f"  kind {number}: {calls.recordings} recorded, {calls.replays} replayed")
@@ -271,7 +190,7 @@ class JitFunction:
     # ---- recording ------------------------------------------------------------------------------------------------
 
     def _roots(self, leaves: list[Any]) -> dict[str, Any]:
-        return {"": self._function, **{f"argument {i}": leaf for i, leaf in enumerate(leaves) if not _is_lazy(leaf)}}
+        return {"": self._function, **{f"argument {i}": leaf for i, leaf in enumerate(leaves) if not is_lazy(leaf)}}
 
     def _record(self, calls: _Calls, leaves: list[Any], args: Any, kwargs: Any) -> Any:
         """Run the function, and learn from it."""
@@ -300,17 +219,17 @@ class JitFunction:
         try:
             _check_events(seen, printed)
             if _host_random() != host_random:
-                raise _NotReplayable("it draws random numbers on the host")
+                raise NotReplayable("it draws random numbers on the host")
             calls.inspected |= {i for i, number in numbers.items() if number.inspected}
             made = self._take_apart(before, State.now(roots), leaves, result)
             self._learn(calls, made)
-        except _Unsettled as reason:
+        except Unsettled as reason:
             calls.last = None
             calls.settled = None
             calls.reason = str(reason)
             if calls.recordings >= _MOST_RECORDINGS:
                 self._refuse(calls, f"after {calls.recordings} recordings, {reason}")
-        except (_NotReplayable, TooMuchState) as reason:
+        except (NotReplayable, TooMuchState) as reason:
             self._refuse(calls, str(reason))
         self._end()
         return result
@@ -326,7 +245,7 @@ class JitFunction:
             raise JitError(f"jit cannot replay {self._name}: {reason}", hint='fallback="record" records it')
         return otherwise()
 
-    def _learn(self, calls: _Calls, made: _Recorded) -> None:
+    def _learn(self, calls: _Calls, made: RecordedCall) -> None:
         last = calls.last
         if last is not None and made.entry is not last.entry:
             calls.rules = NumberRules()
@@ -339,7 +258,7 @@ class JitFunction:
             calls.rules = NumberRules()
             calls.rules.observe(made.scalars, made.context)
             if calls.surprises == _MOST_SURPRISES:
-                raise _NotReplayable(f"number ${unexplained[0]} of its program changes in a way that jit does not know")
+                raise NotReplayable(f"number ${unexplained[0]} of its program changes in a way that jit does not know")
             calls.last, calls.settled = made, None
             calls.reason = f"number ${unexplained[0]} of its program has changed"
             return
@@ -368,15 +287,15 @@ class JitFunction:
         # What the places held then is not kept alive.
         settled.after.values.clear()
 
-    def _take_apart(self, before: State, after: State, leaves: list[Any], result: Any) -> _Recorded:
+    def _take_apart(self, before: State, after: State, leaves: list[Any], result: Any) -> RecordedCall:
         """Say what a recorded call, which is still pending, took and made."""
         with recorder.lock:
             if recorder.empty:
-                raise _NotReplayable("it records nothing")
+                raise NotReplayable("it records nothing")
             outputs = live_outputs()
             entry, _ = pending_entry(outputs)
             inputs, scalars = list(recorder.inputs), list(recorder.scalars)
-        return _Anatomy(before, after, leaves, entry, inputs, outputs).recorded(result, scalars)
+        return Anatomy(before, after, leaves, entry, inputs, outputs).recorded(result, scalars)
 
     # ---- replaying ------------------------------------------------------------------------------------------------
 
@@ -395,7 +314,7 @@ class JitFunction:
         if any(leaves[i] != settled.context[i] for i in calls.inspected):
             calls.reason = "a number has changed that the function looks at"
             return False, None
-        scalars = calls.rules.numbers(_context(settled.optimizers, leaves, settled.host_tensors))
+        scalars = calls.rules.numbers(named_numbers(settled.optimizers, leaves, settled.host_tensors))
         if scalars is None:
             calls.reason = "a number has changed, and it is not certain yet what follows from it"
             return False, None
@@ -418,9 +337,9 @@ class JitFunction:
             tensor.add_(step)
         returned = [
             leaf.tensor(buffers, bases)
-            if isinstance(leaf, _Made)
+            if isinstance(leaf, Made)
             else leaves[leaf.position]
-            if isinstance(leaf, _Argument)
+            if isinstance(leaf, Argument)
             else leaf
             for leaf in settled.leaves
         ]
@@ -429,7 +348,7 @@ class JitFunction:
         return True, pytree.tree_unflatten(returned, settled.result)
 
 
-def _reusable(settled: _Recorded) -> dict[int, Buffer]:
+def _reusable(settled: RecordedCall) -> dict[int, Buffer]:
     """Gradients that nobody holds besides their parameters: the tensors stay, and get new values."""
     reused: dict[int, Buffer] = {}
     whole = settled.entry.outputs
@@ -444,7 +363,7 @@ def _reusable(settled: _Recorded) -> dict[int, Buffer]:
 
 
 def _uses(owner: torch.Tensor) -> tuple[int, int]:
-    """How often the gradient of a tensor is referred to, and its memory."""
+    """The number of references to the gradient of a tensor, and to its memory."""
     gradient = owner.grad
     assert gradient is not None
     return sys.getrefcount(gradient), storage_use_count(storage_of(gradient)._cdata)
@@ -458,37 +377,7 @@ def _uses_of_one() -> tuple[int, int]:
     return _uses(owner)
 
 
-def _optimizers(state: State) -> list[torch.optim.Optimizer]:
-    found = {id(value): value for value in state.values.values() if isinstance(value, torch.optim.Optimizer)}
-    return list(found.values())
-
-
-def _context(
-    optimizers: list[torch.optim.Optimizer],
-    leaves: list[Any],
-    host_tensors: list[tuple[torch.Tensor, float]],
-    ahead: bool = True,
-) -> dict[Any, float | int]:
-    """The named numbers of a call: its arguments, and what its optimizers make of their options. With `ahead` the
-    steps that the call will count up are counted."""
-    context: dict[Any, float | int] = {i: leaf for i, leaf in enumerate(leaves) if type(leaf) is float}
-    steps = {id(tensor): step for tensor, step in host_tensors}
-    for number, optimizer in enumerate(optimizers):
-        for index, group in enumerate(optimizer.param_groups):
-            counted = next((optimizer.state[p].get("step") for p in group["params"] if p in optimizer.state), None)
-            step: float | None = None
-            if isinstance(counted, torch.Tensor) and counted.device.type == "cpu":
-                step = counted.item() + (steps.get(id(counted), 0) if ahead else 0)
-            context.update(optimizer_numbers((number, index), group, step))
-    return context
-
-
-def _brief(value: Any) -> str:
-    text = f"a {type(value).__name__} of {len(value)}" if isinstance(value, (dict, list, set)) else repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-class _Printed(io.TextIOBase):
+class _Printed:
     """Standard output, which notes that something was written."""
 
     def __init__(self, stream: Any) -> None:
@@ -499,159 +388,21 @@ class _Printed(io.TextIOBase):
         self.used = True
         return int(self.stream.write(text))
 
-    def flush(self) -> None:
-        self.stream.flush()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
 
 
 def _check_events(seen: list[Event], printed: _Printed) -> None:
     """Raise when the call did what a replay would not."""
     for event in seen:
         if isinstance(event, FallbackEvent):
-            raise _NotReplayable(f"{event.op} runs eagerly at {event.source}: {event.reason}")
+            raise NotReplayable(f"{event.op} runs eagerly at {event.source}: {event.reason}")
         if isinstance(event, UploadEvent):
-            raise _NotReplayable(f"a tensor is copied to the device at {event.source}; do that before the call")
+            raise NotReplayable(f"a tensor is copied to the device at {event.source}; do that before the call")
         if isinstance(event, SyncEvent) and event.reason is not SyncReason.JIT:
-            raise _NotReplayable(f"there is a sync at {event.source}: {event.reason.value}")
+            raise NotReplayable(f"there is a sync at {event.source}: {event.reason.value}")
     if printed.used:
-        raise _NotReplayable("it prints")
-
-
-class _Anatomy:
-    """Takes a recorded call apart: what each buffer is to the world outside."""
-
-    def __init__(
-        self,
-        before: State,
-        after: State,
-        leaves: list[Any],
-        entry: CachedProgram,
-        inputs: list[Buffer],
-        outputs: list[Buffer],
-    ) -> None:
-        self._before, self._after, self._leaves, self._entry = before, after, leaves, entry
-        self._inputs = inputs
-        self._optimizers = _optimizers(after)
-        self._output_of = {id(buffer): position for position, buffer in enumerate(outputs)}
-        self._bound: set[int] = set()
-        self._counters: list[tuple[Place, float | int]] = []
-        self._host: list[tuple[torch.Tensor, float]] = []
-        self._places: list[tuple[Place, _Made]] = []
-        self._captured: list[tuple[torch.Tensor, Buffer]] = []
-
-    def recorded(self, result: Any, scalars: list[object]) -> _Recorded:
-        for place, old, new in self._before.changes(self._after):
-            self._change(place, old, new)
-        returned, structure = pytree.tree_flatten(result)
-        leaves = [self._returned(leaf) for leaf in returned]
-        if len(self._bound) < len(self._output_of):
-            position = next(i for i in range(len(self._output_of)) if i not in self._bound)
-            call = self._entry.program.maker_of(self._entry.program.outputs[position])
-            where = "" if call is None else f": {call.name} at {call.source}"
-            raise _NotReplayable(f"a tensor that it makes stays alive where jit cannot find it{where}")
-        gradients = [place.holder for place, _ in self._places if isinstance(place.holder, torch.Tensor)]
-        had = {id(t): self._before.values.get((id(t), "grad")) is not None for t in gradients}
-        context = _context(self._optimizers, self._leaves, self._host, ahead=False)
-        return _Recorded(
-            self._entry,
-            self._bindings(),
-            scalars,
-            context,
-            structure,
-            leaves,
-            self._places,
-            [(t, had[id(t)]) for t in gradients],
-            self._counters,
-            self._host,
-            self._rates(),
-            self._optimizers,
-            self._captured,
-            self._after,
-        )
-
-    def _rates(self) -> list[Place]:
-        """Learning rates: a change of one does not change what is recorded."""
-        groups = {id(group) for optimizer in self._optimizers for group in optimizer.param_groups}
-        places = self._after.places.values()
-        return [p for p in places if id(p.holder) in groups and p.key == "lr" and type(p.get()) in _NUMBERS]
-
-    def _bindings(self) -> list[int | Buffer]:
-        arguments: dict[int, int] = {}
-        for position, leaf in enumerate(self._leaves):
-            if _is_lazy(leaf) and arguments.setdefault(id(buffer_of(leaf)), position) != position:
-                raise _NotReplayable(f"arguments {arguments[id(buffer_of(leaf))]} and {position} share memory")
-        known = {id(buffer_of(value)): value for value in self._before.values.values() if _is_lazy(value)}
-        bindings: list[int | Buffer] = []
-        for buffer in self._inputs:
-            position = arguments.get(id(buffer), -1)
-            if position >= 0 and id(buffer) not in known:
-                bindings.append(position)
-            elif id(buffer) in known:
-                bindings.append(buffer)
-                self._captured.append((known[id(buffer)], buffer))
-            else:
-                raise _NotReplayable(
-                    "it reads a tensor that is no argument, and that jit cannot find from the function"
-                )
-        return bindings
-
-    def _change(self, place: Place, old: Any, new: Any) -> None:
-        if _is_lazy(new):
-            made = self._made(new)
-            if made is None:
-                raise _Unsettled(f"{place.path} is bound to another tensor")
-            if new.requires_grad and new.grad_fn is not None:
-                raise _NotReplayable(f"{place.path} is bound to a tensor whose graph is kept")
-            self._places.append((place, made))
-        elif isinstance(new, dict) and new is old and self._is_of_optimizer(place):
-            # State that the first step makes.
-            raise _Unsettled(f"{place.path} has grown")
-        elif old is MISSING or new is MISSING:
-            raise _Unsettled(f"{place.path} was {'added' if old is MISSING else 'removed'}")
-        elif type(old) is type(new) and type(new) in _NUMBERS and self._is_of_optimizer(place):
-            self._counters.append((place, new - old))
-        elif isinstance(new, torch.Tensor) and new is old and self._is_of_optimizer(place):
-            self._host_change(place, new)
-        else:
-            raise _NotReplayable(
-                f"it changes {place.path} from {_brief(old)} to {_brief(new)}; do that outside of the function"
-            )
-
-    def _is_of_optimizer(self, place: Place) -> bool:
-        """True for what PyTorch's optimizers count up, and do not decide by."""
-        if place.key == "lr":
-            return False
-        states = [state for optimizer in self._optimizers for state in optimizer.state.values()]
-        return any(place.holder is held for held in (*states, *map(vars, self._optimizers)))
-
-    def _host_change(self, place: Place, tensor: torch.Tensor) -> None:
-        old = self._before.tokens[place.identity][1]
-        new = self._after.tokens[place.identity][1]
-        steps = {b - a for a, b in zip(old, new, strict=True)} if isinstance(new, tuple) else set()
-        if len(steps) != 1 or tensor.requires_grad:
-            raise _NotReplayable(f"{place.path}, a tensor on the host, is changed in a way that jit cannot repeat")
-        if all(tensor is not known for known, _ in self._host):
-            self._host.append((tensor, steps.pop()))
-
-    def _made(self, tensor: torch.Tensor) -> _Made | None:
-        position = self._output_of.get(id(buffer_of(tensor)))
-        if position is None:
-            return None
-        spec, whole = spec_of(tensor), self._entry.outputs[position][1]
-        if (spec.dtype, spec.conj, spec.neg) != (whole.dtype, whole.conj, whole.neg):
-            raise _NotReplayable("a tensor that it makes is a view with another dtype")
-        self._bound.add(position)
-        return _Made(position, spec)
-
-    def _returned(self, leaf: Any) -> Any:
-        if _is_lazy(leaf):
-            made = self._made(leaf)
-            if made is not None:
-                return made
-            position = next((i for i, given in enumerate(self._leaves) if given is leaf), -1)
-            return _Argument(position) if position >= 0 else leaf
-        if isinstance(leaf, torch.Tensor):
-            raise _NotReplayable("it returns a tensor of another device")
-        return leaf
+        raise NotReplayable("it prints")
 
 
 def jit(

@@ -81,7 +81,7 @@ for _name in _LOOKS.split():
 
 
 class NumberRules:
-    """What is known of the numbers of one program."""
+    """The rules for the numbers of one program that are left."""
 
     def __init__(self) -> None:
         self._rules: list[list[Rule]] = []

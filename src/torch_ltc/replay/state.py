@@ -43,7 +43,7 @@ class Place:
         return (id(self.holder), id(self.key) if isinstance(self.key, torch.Tensor) else self.key)
 
     def get(self) -> Any:
-        """What it holds."""
+        """The value in it."""
         if isinstance(self.holder, types.CellType):
             return self.holder.cell_contents
         if isinstance(self.holder, torch.Tensor):

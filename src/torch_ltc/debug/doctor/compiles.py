@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from torch_ltc.debug.doctor.figures import (
@@ -191,15 +191,12 @@ def compiling_had_not_ended(recording: Recording) -> Iterator[Symptom]:
 )
 def never_seen_twice(recording: Recording) -> Iterator[Symptom]:
     """Lines at which nearly every program is new."""
-    if recording.steps and recording.steps < FEWEST_STEPS:
-        return
-    for rows in grouped(recording.programs, lambda row: line_of(row.site)):
+    for rows, syncs in _by_line(recording):
         once = [
             row
             for row in rows
             if row.syncs == 1 and not row.compiles and not row.loads and row.backend in _NOT_COMPILED
         ]
-        syncs = sum(row.syncs for row in rows)
         if len(once) < _FEWEST_PROGRAMS or len(once) < _MOSTLY_NEW * syncs:
             continue
         explained = [row.explanation for row in once if row.explanation is not None and row.explanation.difference]
@@ -215,6 +212,14 @@ def never_seen_twice(recording: Recording) -> Iterator[Symptom]:
 _NOT_COMPILED = ("", "interpreter")
 
 
+def _by_line(recording: Recording) -> Iterator[tuple[Sequence[ProgramRow], int]]:
+    """Programs by the line that cuts them, with their syncs, once there were steps enough."""
+    if recording.steps and recording.steps < FEWEST_STEPS:
+        return
+    for rows in grouped(recording.programs, lambda row: line_of(row.site)):
+        yield rows, sum(row.syncs for row in rows)
+
+
 @rule(
     "LTC220",
     "sizes that never come again",
@@ -227,12 +232,9 @@ _NOT_COMPILED = ("", "interpreter")
 )
 def recorded_anew(recording: Recording) -> Iterator[Symptom]:
     """Lines at which nearly every program is new, and runs compiled."""
-    if recording.steps and recording.steps < FEWEST_STEPS:
-        return
-    for rows in grouped(recording.programs, lambda row: line_of(row.site)):
+    for rows, syncs in _by_line(recording):
         once = [row for row in rows if row.syncs == 1 and not row.compiles]
         shared = [row for row in once if row.backend not in _NOT_COMPILED]
-        syncs = sum(row.syncs for row in rows)
         took_s = sum(row.record_s for row in once)
         if len(shared) < _FEWEST_PROGRAMS or len(once) < _OFTEN_NEW * syncs:
             continue

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import sys
 import types
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -318,6 +319,8 @@ def _read(x: Tensor) -> Tensor:
 
 
 def _print(x: Tensor) -> Tensor:
+    # Libraries look at more of the stream than `write`.
+    assert sys.stdout.encoding
     print("hello")
     return x + 1
 

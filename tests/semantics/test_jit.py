@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import random
 import sys
@@ -323,6 +324,25 @@ def _print(x: Tensor) -> Tensor:
     assert sys.stdout.encoding
     print("hello")
     return x + 1
+
+
+class _Stream(io.StringIO):
+    """A stream that leads to more values than can be compared, as a test runner's does."""
+
+    encoding = "utf-8"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.owner = types.SimpleNamespace(items=[[number] for number in range(200_001)])
+
+
+def test_streams_and_the_standard_library_are_no_state_of_a_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", _Stream())
+    x = torch.ones(3).to("ltc")
+    with pytest.raises(JitError, match="it prints"):
+        for _ in range(4):
+            torch_ltc.jit(_print, fallback="error")(x)
+    torch_ltc.sync(wait=True)
 
 
 def _upload(x: Tensor) -> Tensor:

@@ -6,7 +6,9 @@ containers. What PyTorch and the standard library keep for themselves is not.
 
 from __future__ import annotations
 
+import io
 import operator
+import sys
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -20,7 +22,8 @@ _MOST_PLACES = 200_000
 # CPU tensors of at most this many elements are compared by value.
 _SMALL = 64
 _SCALARS = (int, float, bool, str, bytes, complex, type(None), torch.dtype, torch.device)
-_OPAQUE = (type, types.ModuleType, types.BuiltinFunctionType, types.CodeType, types.FrameType)
+# A stream is no state of the function: what is printed is noticed by itself, and a stream leads to whoever made it.
+_OPAQUE = (type, types.ModuleType, types.BuiltinFunctionType, types.CodeType, types.FrameType, io.IOBase)
 _LIBRARIES = ("torch", "torch_ltc", "numpy", "builtins", "functools", "collections", "logging", "threading", "weakref")
 
 
@@ -68,6 +71,11 @@ def _is_library(module: str | None) -> bool:
     return module is None or module.partition(".")[0] in _LIBRARIES
 
 
+def _is_standard(module: str | None) -> bool:
+    """True for code of PyTorch and of the standard library."""
+    return _is_library(module) or str(module).partition(".")[0] in sys.stdlib_module_names
+
+
 def _names(code: types.CodeType) -> set[str]:
     """Global names that the code, or a function in it, uses."""
     found = set(code.co_names)
@@ -96,12 +104,12 @@ def _children(value: Any, path: str) -> Iterator[Place]:
         yield from _children(value.__func__, path)
         yield from _children(value.__self__, f"{path}.self" if path else "self")
     elif isinstance(value, types.FunctionType):
-        if not _is_library(value.__module__):
+        if not _is_standard(value.__module__):
             names = _names(value.__code__)
             for place in _variables(value, names):
                 yield place
                 module = place.get()
-                if isinstance(module, types.ModuleType) and not _is_library(module.__name__):
+                if isinstance(module, types.ModuleType) and not _is_standard(module.__name__):
                     for attribute in names & vars(module).keys():
                         yield Place(vars(module), attribute, f"{place.path}.{attribute}")
             yield from _children(value.__defaults__ or (), f"{path} defaults")

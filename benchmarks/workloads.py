@@ -67,15 +67,21 @@ def trainer(
     loss_function = system.compile_loss(lambda x, y: loss_of(model(x), y))
     apply_update = system.compile_update(update.step)
 
-    def step() -> tuple[Tensor, object]:
-        x, y = next(data)
+    def train(x: Tensor, y: Tensor) -> Tensor:
         update.zero_grad()
         loss = loss_function(x, y)
         loss.backward()
         apply_update()
+        return loss.detach()
+
+    train_once = system.compile_step(train)
+
+    def step() -> tuple[Tensor, object]:
+        x, y = next(data)
+        loss = train_once(x, y)
         if scheduler is not None:
             scheduler.step()
-        return loss.detach(), None
+        return loss, None
 
     return step
 

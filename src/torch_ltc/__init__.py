@@ -95,13 +95,14 @@ def __getattr__(name: str) -> object:
 
 
 _registry.register(_InterpreterBackend(), reference=True, origin="built-in")
-_registry.register(_TorchScriptBackend(), origin="built-in")
+_registry.register(_TorchScriptBackend(), origin="built-in", measured="equal")
 _registry.register(_NullBackend(), origin="built-in")
-_registry.promise("inductor", "torch_ltc.backends.inductor:InductorBackend")
+_registry.promise("inductor", "torch_ltc.backends.inductor:InductorBackend", measured="close")
 _registry.promise("xla", "torch_ltc.backends.xla:XlaBackend")
 config.settings.watch("backend", lambda: _registry.check(config.settings.backend))
+config.settings.watch("numerics", lambda: _registry.check(config.settings.backend, config.settings.numerics))
 with _messages_of_import():
-    _registry.check(config.settings.backend)
+    _registry.check(config.settings.backend, config.settings.numerics)
 _registration.register_name(_module)
 sys.modules["torch.ltc"] = _module
 _registration.register_device()

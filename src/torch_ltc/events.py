@@ -18,6 +18,8 @@ from torch_ltc.source import Source
 
 __all__ = [
     "KINDS",
+    "CaptureEvent",
+    "ChoiceEvent",
     "CompileEvent",
     "Event",
     "ExecuteEvent",
@@ -154,6 +156,16 @@ class CaptureEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class ChoiceEvent:
+    """The forms of a program were measured, and `kept` is the one that it runs in from now on: the name of a backend,
+    with "captured" before it where it is replayed. `timings` has the least time of each in seconds."""
+
+    program: int
+    kept: str
+    timings: tuple[tuple[str, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class FallbackEvent:
     """An operation ran eagerly instead of being recorded; `op` carries its overload, as "aten::index.Tensor"."""
 
@@ -220,6 +232,7 @@ Event: TypeAlias = (
     | StateEvent
     | ExecuteEvent
     | CaptureEvent
+    | ChoiceEvent
     | FallbackEvent
     | ReadEvent
     | UploadEvent
@@ -235,6 +248,7 @@ KINDS: tuple[type, ...] = (
     LoadEvent,
     ExecuteEvent,
     CaptureEvent,
+    ChoiceEvent,
     RefusalEvent,
     StateEvent,
     FallbackEvent,

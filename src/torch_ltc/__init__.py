@@ -37,6 +37,7 @@ from torch_ltc.debug.entry_points import doctor, report
 from torch_ltc.debug.explain import explain
 from torch_ltc.device import device_module as _module
 from torch_ltc.device import registration as _registration
+from torch_ltc.device.prefetch import Prefetch, prefetch
 from torch_ltc.device.setup import install, uninstall
 from torch_ltc.device.setup import set_up as _set_up
 from torch_ltc.execute.async_item import AsyncItem, async_item
@@ -54,6 +55,7 @@ __all__ = [
     "Backend",
     "Form",
     "JitFunction",
+    "Prefetch",
     "add_step_closure",
     "allow_sync",
     "async_item",
@@ -73,6 +75,7 @@ __all__ = [
     "mark_step",
     "metrics",
     "no_sync",
+    "prefetch",
     "register_backend",
     "report",
     "run_step_closures",

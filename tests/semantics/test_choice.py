@@ -177,6 +177,8 @@ def test_a_form_that_cannot_be_compiled_is_left_out(of_speed: Callable[..., Back
     with pytest.warns(torch_ltc.errors.LtcWarning, match="never"):
         steps(12)
     assert set(backends(seen)) == {"interpreter"}
+    # There was nothing to measure.
+    assert not seen.choices
 
 
 def test_captured_forms_take_part(

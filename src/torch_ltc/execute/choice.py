@@ -141,6 +141,9 @@ class Choice:
         if waits or (self._tries < _MOST_TRIES and any(not form.backend.compiles_out_of_process for form in pending)):
             return runs_now, False
         self._late = pending
+        if len(ready) == 1:
+            self.kept = ready[0]
+            return self.kept, False
         self._begin(ready)
         return self._turn() or runs_now, True
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TypeVar
 
 import torch
@@ -42,7 +42,7 @@ from torch_ltc.program.spec import Spec, held_elsewhere, keep_bounded, spec_of
 from torch_ltc.program.tree import Node
 from torch_ltc.pytorch.private import below_autograd
 from torch_ltc.pytorch.profiler_ranges import span
-from torch_ltc.record.buffer import Buffer, buffer_of, new_buffer, physical_device, poisoned, remembered
+from torch_ltc.record.buffer import Buffer, buffer_of, physical_device, poisoned, remembered
 from torch_ltc.record.call_site import Source, current_source
 from torch_ltc.record.recorder import pending_full, recorder
 
@@ -143,16 +143,11 @@ def _queue(
         buffer.maker = (entry.program, number)
 
 
-def replay(
-    entry: CachedProgram, inputs: list[Buffer], scalars: list[object], reused: Mapping[int, Buffer]
-) -> list[Buffer]:
-    """Queue a known program on these buffers and numbers, without recording it; returns the buffers of its outputs,
-    which are new ones except for those to be `reused`."""
+def replay(entry: CachedProgram, inputs: list[Buffer], scalars: list[object], outputs: list[Buffer]) -> None:
+    """Queue a known program on these buffers and numbers, without recording it."""
     began = time.perf_counter()
-    outputs = [reused.get(i) or new_buffer(spec, 0) for i, (_, spec) in enumerate(entry.outputs)]
     cut(SyncReason.JIT, then=lambda: _queue(entry, inputs, scalars, {}, outputs))
     _tell(entry, SyncReason.JIT, True, len(outputs), 0.0, began)
-    return outputs
 
 
 def _previous_outputs(entry: CachedProgram, outputs: list[Buffer], policy: TierPolicy) -> list[weakref.ref[Buffer]]:

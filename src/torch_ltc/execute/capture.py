@@ -133,10 +133,10 @@ class Capture:
         `previous` are the outputs of the last execution."""
         if self._computation is not computation:
             self._begin(computation)
-        if self.refusal or not all(isinstance(held, torch.Tensor) for held in arguments.held):
+        if self.refusal or not arguments.plain:
             return None
         tensors: list[Any] = arguments.inputs
-        addresses = [data_pointer(tensor) for tensor in tensors]
+        addresses = list(map(data_pointer, tensors))
         captured = self._captured
         if captured is not None and captured.fits(addresses, arguments.scalars):
             captured.move_out(previous)

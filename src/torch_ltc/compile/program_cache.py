@@ -222,6 +222,7 @@ class ExecutableCache:
     def remove(self, entry: CachedProgram) -> None:
         """Forget a program that left the tree."""
         self._by_fingerprint.pop(entry.fingerprint, None)
+        entry.capture = None
         if entry.tracked is None:
             return
         with self._lock:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -90,6 +91,33 @@ def test_training_is_equal_to_eager(name: str, graphs: StandInGraphs, seen: list
     assert replays >= 6
     assert metrics.counter_value("GraphReplay") >= replays
     assert "captured as" in str(torch_ltc.explain())
+
+
+def test_calls_with_changing_numbers_leave_the_rest_captured(
+    graphs: StandInGraphs, seen: list[CaptureEvent | ExecuteEvent], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The calls of an optimizer that works on one tensor at a time are not worth graphs; forward and backward are one.
+    monkeypatch.setattr(capture, "_MOST_GRAPHS", 2)
+    monkeypatch.setattr(capture, "_MANY_GRAPHS", 2)
+    monkeypatch.setattr(capture, "_LEAST_OPERANDS", 12)
+    make: Callable[[nn.Module], torch.optim.Optimizer] = lambda model: torch.optim.AdamW(  # noqa: E731
+        model.parameters(), lr=0.01, foreach=False
+    )
+    expected = train("cpu", make)
+    got = train("ltc", make)
+    assert all(torch.equal(a, b) for a, b in zip(expected, got, strict=True))
+    assert {event.graphs for event in captures(seen)} == {1}
+    assert "calls between graphs" in captures(seen)[0].text
+
+
+def test_a_program_of_calls_that_cannot_be_captured_is_left_alone(
+    graphs: StandInGraphs, seen: list[CaptureEvent | ExecuteEvent]
+) -> None:
+    x = torch.ones(3).to("ltc")
+    for step in range(8):
+        assert (x * float(step)).tolist() == [step] * 3
+    assert [event.graphs for event in captures(seen)] == [0]
+    assert re.search(r"aten::mul.* at .*test_capture.py:\d+.*: all of its calls", captures(seen)[0].refusal)
 
 
 def test_an_output_that_is_still_held_keeps_its_value(graphs: StandInGraphs) -> None:

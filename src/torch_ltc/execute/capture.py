@@ -22,7 +22,7 @@ from torch_ltc.execute.cuda_graphs import CudaGraphs
 from torch_ltc.execute.graph_cache import graph_cache
 from torch_ltc.lowering.functional_computation import FunctionalComputation
 from torch_ltc.lowering.interface import Arguments, Computation, Outcome
-from torch_ltc.lowering.kernel_call import run_call
+from torch_ltc.lowering.kernel_call import Lookup, fill, run_call, run_filled
 from torch_ltc.lowering.lower import same_number
 from torch_ltc.lowering.out_of_memory import is_out_of_memory, make_room
 from torch_ltc.program.instruction import Call, Program, ReturnKind, Scalar
@@ -34,9 +34,12 @@ __all__ = ["Capture", "Graph", "Graphs", "graphs_of"]
 # Executions that are watched before a program is captured, and with `cuda_graphs = "always"`.
 _WATCHED = 3
 _WATCHED_LEAST = 2
-# How often a program is captured before it is left alone, and how many of its calls may run between graphs.
+# How often a program is captured before it is left alone, and into how many graphs.
 _MOST_CAPTURES = 8
-_MOST_DIRECT = 64
+_MOST_GRAPHS = 64
+# Where there would be more graphs than this, calls that take fewer tensors together than that are not worth one.
+_MANY_GRAPHS = 16
+_LEAST_OPERANDS = 32
 # How often a program is captured although there was no memory for its graphs, and for how many executions one whose
 # graphs were dropped is left alone, each time that many more.
 _MOST_ATTEMPTS = 3
@@ -204,10 +207,14 @@ class Capture:
                 # The interpreter has not seen yet how the results of all kernels lie in memory.
                 return None
             direct = self._direct | _users_of(program, self._watched.varying)
-            if len(direct) > _MOST_DIRECT:
-                self._refuse(f"{len(direct)} of its calls would have to run between graphs")
+            segments = _segments(program.calls, direct)
+            graphs = sum(not segment.direct for segment in segments)
+            if not 0 < graphs <= _MOST_GRAPHS:
+                first = program.calls[min(direct)]
+                what = "all of its calls" if not graphs else f"calls between {graphs} graphs"
+                self._refuse(f"{what} would have to run by themselves, because of what they take", first)
                 return None
-            made = _CapturedCalls(program, self._written, self._graphs, self._watched.moving, frozenset(direct))
+            made = _CapturedCalls(program, self._written, self._graphs, self._watched.moving, segments)
         outcome = made.first_run(arguments)
         if made.failure is None:
             self._captured = made
@@ -232,17 +239,7 @@ class Capture:
 
 def _users_of(program: Program, slots: set[int]) -> set[int]:
     """Indices of the calls that take one of these run-time numbers."""
-
-    def uses(operand: object) -> bool:
-        if isinstance(operand, tuple):
-            return any(uses(item) for item in operand)
-        return isinstance(operand, Scalar) and operand.slot in slots
-
-    return {
-        index
-        for index, call in enumerate(program.calls)
-        if any(uses(operand) for operand in (*call.args, *call.kwargs.values()))
-    }
+    return {index for index, call in enumerate(program.calls) if slots & _slots_of(call)}
 
 
 class _Slot:
@@ -431,23 +428,38 @@ class _Segment:
     calls: list[Call]
     direct: bool
     graph: Graph | None = None
-    # Memory for what a call between graphs makes, by value number.
+    # Memory for what a call between graphs makes, by value number, and how it is called.
     made: dict[int, torch.Tensor] = field(default_factory=dict)
+    run: Callable[[Arguments], dict[int, Any]] | None = None
+
+
+def _segments(calls: list[Call], direct: set[int]) -> list[_Segment]:
+    """The calls in order: those at the `direct` indices by themselves, and what is between them together, if that is
+    worth a graph."""
+    runs: list[_Segment] = []
+    for index, call in enumerate(calls):
+        if index in direct or not runs or runs[-1].direct:
+            runs.append(_Segment([], index in direct))
+        runs[-1].calls.append(call)
+    if sum(not run.direct for run in runs) <= _MANY_GRAPHS:
+        return runs
+    made: list[_Segment] = []
+    for run in runs:
+        if run.direct or sum(len(call.operands) for call in run.calls) < _LEAST_OPERANDS:
+            made += [_Segment([call], True) for call in run.calls]
+        else:
+            made.append(run)
+    return made
 
 
 class _CapturedCalls(_Captured):
     """The calls of a program as recorded, in graphs, with single calls between them."""
 
     def __init__(
-        self, program: Program, written: tuple[int, ...], graphs: Graphs, moving: set[int], direct: frozenset[int]
+        self, program: Program, written: tuple[int, ...], graphs: Graphs, moving: set[int], segments: list[_Segment]
     ) -> None:
         super().__init__(program, written, graphs, moving)
-        self._segments: list[_Segment] = []
-        for index, call in enumerate(self._program.calls):
-            apart = index in direct
-            if apart or not self._segments or self._segments[-1].direct:
-                self._segments.append(_Segment([], apart))
-            self._segments[-1].calls.append(call)
+        self._segments = segments
         # What calls between graphs take; everything else is in the graphs.
         self._values: dict[int, Any] = {}
         self._last_use = _last_uses(self._program)
@@ -473,6 +485,9 @@ class _CapturedCalls(_Captured):
             self._values = {number: values[number] for number in kept}
             used = {slot for s in self._segments if not s.direct for call in s.calls for slot in _slots_of(call)}
             self._fixed_numbers = [(slot, arguments.scalars[slot]) for slot in sorted(used)]
+            for segment in self._segments:
+                if segment.direct:
+                    segment.run = _prepared(segment.calls[0], self._values.__getitem__, arguments)
         return Outcome([values[number] for number in self._program.outputs])
 
     def _run_now(self, segment: _Segment, call: Call, values: dict[int, Any], arguments: Arguments) -> None:
@@ -513,14 +528,35 @@ class _CapturedCalls(_Captured):
         segment.graph.replay()
 
     def _launch(self, arguments: Arguments) -> None:
-        value_of = self._values.__getitem__
         for segment in self._segments:
             if segment.graph is not None:
                 segment.graph.replay()
-                continue
-            results = run_call(segment.calls[0], value_of, arguments)
-            for number, memory in segment.made.items():
-                memory.copy_(results[number])
+            elif segment.run is not None:
+                results = segment.run(arguments)
+                for number, memory in segment.made.items():
+                    memory.copy_(results[number])
+
+
+def _prepared(call: Call, value_of: Lookup, arguments: Arguments) -> Callable[[Arguments], dict[int, Any]]:
+    """A function that runs the call on values that stay where they are, with the run-time numbers that it is given."""
+    plain = [fill(operand, value_of, arguments) for operand in call.args]
+    named = {name: fill(operand, value_of, arguments) for name, operand in call.kwargs.items()}
+    varying = [(i, operand) for i, operand in enumerate(call.args) if _has_number(operand)]
+    varying_named = [(name, operand) for name, operand in call.kwargs.items() if _has_number(operand)]
+
+    def run(now: Arguments) -> dict[int, Any]:
+        for index, operand in varying:
+            plain[index] = fill(operand, value_of, now)
+        for name, operand in varying_named:
+            named[name] = fill(operand, value_of, now)
+        return run_filled(call, plain, named)
+
+    return run
+
+
+def _has_number(operand: object) -> bool:
+    """True for a run-time number, and for a list with one."""
+    return isinstance(operand, Scalar) or (isinstance(operand, tuple) and any(_has_number(item) for item in operand))
 
 
 def _slots_of(call: Call) -> set[int]:

@@ -73,6 +73,11 @@ def run_call(call: Call, value_of: Lookup, arguments: Arguments) -> dict[int, An
     """Run the call; its results by value number."""
     args = [fill(operand, value_of, arguments) for operand in call.args]
     kwargs = {name: fill(operand, value_of, arguments) for name, operand in call.kwargs.items()}
+    return run_filled(call, args, kwargs)
+
+
+def run_filled(call: Call, args: list[Any], kwargs: dict[str, Any]) -> dict[int, Any]:
+    """Run the call on these arguments; its results by value number."""
     try:
         made = call.op(*args, **kwargs)
     except Exception as error:

@@ -9,7 +9,6 @@ in processor time, a part at a time; parts that contain others are indented less
 
 from __future__ import annotations
 
-import gc
 import statistics
 import time
 from collections.abc import Callable
@@ -26,6 +25,9 @@ from torch_ltc.replay import function, plan
 
 LAYERS, WIDTH, HEADS, BATCH, LENGTH = 12, 16, 2, 2, 8
 WARM, ROUNDS = 15, 200
+_READ_EVERY = 40
+# What must not grow: on a GPU all that its allocator counts, else the live buffers.
+_LIVE = "physical.allocated_bytes.all.current" if torch.cuda.is_available() else "allocated_bytes.all.current"
 
 
 class _NoLaunch:
@@ -40,6 +42,15 @@ class NoLaunches:
 
     def pool(self) -> None:
         """Memory is the allocator's."""
+
+    def size_bytes(self, pool: Any) -> int:
+        """Nothing is held."""
+        del pool
+        return 0
+
+    def total_bytes(self) -> int:
+        """There is room."""
+        return 1 << 40
 
     def capture(self, launch: Callable[[], None], generator: Any, pool: Any) -> _NoLaunch:
         """Run what would be captured."""
@@ -123,7 +134,11 @@ def host(optimizer: str) -> str:
 
 def train(replays: int, captured: bool, dropout: float = 0.1) -> tuple[list[float], list[int]]:
     """The losses of that many steps with changing batches, rates and dropout, and memory figures on the way."""
-    settings.cuda_graphs = "auto" if captured else "off"
+    with settings.scope(cuda_graphs="auto" if captured else "off"):
+        return _train(replays, captured, dropout)
+
+
+def _train(replays: int, captured: bool, dropout: float) -> tuple[list[float], list[int]]:
     torch.manual_seed(0)
     torch.ltc.manual_seed(0)
     layers = [nn.Linear(32, 64), nn.GELU(), nn.Dropout(dropout), nn.LayerNorm(64), nn.Linear(64, 8)]
@@ -148,12 +163,11 @@ def train(replays: int, captured: bool, dropout: float = 0.1) -> tuple[list[floa
         loss = function(inputs[number % 64].to("ltc"), targets[number % 64].to("ltc"))
         schedule.step()
         kept.append(loss.detach())
-        if len(kept) == 50 or number == replays - 1:
+        if len(kept) == _READ_EVERY or number == replays - 1:
             losses += [item.item() for item in kept]
             kept.clear()
-        if number % max(replays // 10, 1) == max(replays // 10, 1) - 1:
-            gc.collect()
-            sizes.append(torch.ltc.memory_stats()["allocated_bytes.all.current"])
+            torch_ltc.sync(wait=True)
+            sizes.append(torch.ltc.memory_stats()[_LIVE])
     return losses, sizes
 
 

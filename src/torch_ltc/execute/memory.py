@@ -82,8 +82,10 @@ class MemoryCount:
             size_bytes = buffer.size_bytes
         reference = weakref.ref(buffer, self._release)
         with self._lock:
+            # A gradient that a replay writes to anew is counted once.
+            counted = self._held.get(reference, (0, None, 0))[0]
             self._held[reference] = (size_bytes, maker, self.run)
-            self.current_bytes += size_bytes
+            self.current_bytes += size_bytes - counted
             self.peak_bytes = max(self.peak_bytes, self.current_bytes)
 
     def _release(self, reference: weakref.ref[Buffer]) -> None:

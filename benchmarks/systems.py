@@ -49,6 +49,10 @@ class System:
         """The optimizer's step as this system wants to call it."""
         return update
 
+    def compile_step(self, step: Function) -> Function:
+        """A whole step, from its tensors to its result, as this system wants to call it."""
+        return step
+
     def sync(self) -> None:
         """End a step."""
 
@@ -249,6 +253,14 @@ class Ltc(System):
         self.waited_s += event.duration_s
 
 
+class LtcJit(Ltc):
+    """torch_ltc with one of its backends, steps replayed by `torch_ltc.jit`."""
+
+    def compile_step(self, step: Function) -> Function:
+        """Recorded until two recordings agree, replayed from then on."""
+        return self._ltc.jit(step)  # type: ignore[no-any-return]
+
+
 class TorchXla(System):
     """torch_xla on CPU: its lazy device, compiled by XLA."""
 
@@ -315,6 +327,8 @@ SYSTEMS: dict[str, Callable[[], System]] = {
     "ltc-interpreter": lambda: Ltc("interpreter"),
     "ltc-torchscript": lambda: Ltc("torchscript"),
     "ltc-inductor": lambda: Ltc("inductor"),
+    "ltc-jit-torchscript": lambda: LtcJit("torchscript"),
+    "ltc-jit-inductor": lambda: LtcJit("inductor"),
     "torch_xla": TorchXla,
     "torchax": Torchax,
 }

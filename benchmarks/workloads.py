@@ -67,15 +67,20 @@ def trainer(
     loss_function = system.compile_loss(lambda x, y: loss_of(model(x), y))
     apply_update = system.compile_update(update.step)
 
-    def step() -> tuple[Tensor, object]:
-        x, y = next(data)
+    def train(x: Tensor, y: Tensor) -> Tensor:
         update.zero_grad()
         loss = loss_function(x, y)
         loss.backward()
         apply_update()
+        return loss.detach()
+
+    train_step = system.compile_step(train)
+
+    def step() -> tuple[Tensor, object]:
+        loss = train_step(*next(data))
         if scheduler is not None:
             scheduler.step()
-        return loss.detach(), None
+        return loss, None
 
     return step
 
@@ -89,7 +94,7 @@ def _tiny_adds(system: System) -> Step:
             y = y + x
         return y
 
-    compiled = system.compile_loss(chain)
+    compiled = system.compile_step(system.compile_loss(chain))
 
     def step() -> tuple[Tensor, object]:
         y = compiled(x)
@@ -108,7 +113,7 @@ def _pointwise(system: System) -> Step:
             y = ((y * 0.5 + 1.0) * x - 0.25).relu()
         return y
 
-    compiled = system.compile_loss(chain)
+    compiled = system.compile_step(system.compile_loss(chain))
 
     def step() -> tuple[Tensor, object]:
         y = compiled(x)

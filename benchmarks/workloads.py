@@ -85,6 +85,18 @@ def trainer(
     return step
 
 
+def _probed(system: System, chain: Callable[[Tensor], Tensor], x: Tensor) -> Step:
+    """A step that computes `chain(x)`, of which the first element is read."""
+    compiled = system.compile_loss(chain)
+
+    def compute(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = compiled(x)
+        return y[0], y
+
+    whole = system.compile_step(compute)
+    return lambda: whole(x)
+
+
 def _tiny_adds(system: System) -> Step:
     x = _random(16).to(system.device)
 
@@ -94,13 +106,7 @@ def _tiny_adds(system: System) -> Step:
             y = y + x
         return y
 
-    compiled = system.compile_step(system.compile_loss(chain))
-
-    def step() -> tuple[Tensor, object]:
-        y = compiled(x)
-        return y[0], y
-
-    return step
+    return _probed(system, chain, x)
 
 
 def _pointwise(system: System) -> Step:
@@ -113,13 +119,7 @@ def _pointwise(system: System) -> Step:
             y = ((y * 0.5 + 1.0) * x - 0.25).relu()
         return y
 
-    compiled = system.compile_step(system.compile_loss(chain))
-
-    def step() -> tuple[Tensor, object]:
-        y = compiled(x)
-        return y[0], y
-
-    return step
+    return _probed(system, chain, x)
 
 
 def _mlp(system: System) -> Step:

@@ -204,6 +204,8 @@ table.add(
     Patch("torch._utils._get_obj_state", _COPY, "a loaded tensor reads another value", check=takes("obj")),
     Patch("torch.Tensor.data_ptr", "a number that tells which tensors share memory, and where; no address",
           "saving of shared tensors", _STABLE),
+    *(Patch(f"torch._C.{name}", "looks at the physical memory, after a sync", "tests of `torch._lazy_clone`", _CALLERS)
+      for name in ("_is_cow_tensor", "_data_address")),
     Patch("torch.Tensor.__dlpack__", _POINTER, "libraries crash", _STABLE),
     Patch("torch.utils.dlpack.to_dlpack", _POINTER, "libraries crash", _STABLE),
     Patch("torch.to_dlpack", _POINTER, "libraries crash", _STABLE),

@@ -158,19 +158,20 @@ def test_stand_ins_of_an_operator_that_refuses_zeros() -> None:
     assert result.spec is spec_of(torch.linalg.lu_solve(factors, pivots, torch.ones(2, 1)))
 
 
-def test_on_a_gpu_the_library_decides_about_the_memory_format_of_convolutions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_gpu_the_library_decides_about_the_memory_format_of_convolutions() -> None:
     asked: list[str] = []
 
-    def run_on(device: str, call: ShapeCall, *rest: Any) -> Inferred:
+    def run_on(device: str, call: stand_ins_module.ShapeCall, *rest: Any) -> Inferred:
         asked.append(device)
         return stand_ins_module.run_on("meta", call, *rest)
 
-    monkeypatch.setattr(inference.settings, "device_type", "cuda")
-    monkeypatch.setattr(inference, "run_on", run_on)
     rest = (None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)
     image, weight = torch.zeros(2, 3, 7, 11), torch.zeros(5, 3, 3, 3)
-    ask(aten.convolution.default, image, weight, *rest)
-    assert asked == ["meta"]
-    ask(aten.convolution.default, image.contiguous(memory_format=torch.channels_last), weight, *rest)
-    assert asked[1:] == ["cuda"]
+    with pytest.MonkeyPatch.context() as patches:
+        patches.setattr(inference.settings, "device_type", "cuda")
+        patches.setattr(inference, "run_on", run_on)
+        ask(aten.convolution.default, image, weight, *rest)
+        assert asked == ["meta"]
+        ask(aten.convolution.default, image.contiguous(memory_format=torch.channels_last), weight, *rest)
+        assert asked[1:] == ["cuda"]
     inference.clear_inference_cache()

@@ -91,6 +91,12 @@ def _operator(name: str, overload: str) -> OpOverload:
     return found
 
 
+def _layout(name: str) -> torch.layout:
+    found = getattr(torch, name)
+    assert isinstance(found, torch.layout)
+    return found
+
+
 class _Pickler(pickle.Pickler):
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, protocol=_PROTOCOL)
@@ -101,6 +107,9 @@ class _Pickler(pickle.Pickler):
             return make_spec, value.key
         if isinstance(value, OpOverload):
             return _operator, (value._schema.name, value._overloadname)
+        if isinstance(value, torch.layout):
+            # PyTorch's own way is a function that may not be called when an executable is read.
+            return _layout, (str(value).removeprefix("torch."),)
         return NotImplemented
 
 
@@ -152,7 +161,7 @@ class _PlainUnpickler(pickle.Unpickler):
 _BUILTINS = {"bool", "bytes", "complex", "dict", "float", "frozenset", "int", "list", "range", "set", "slice", "str"}
 _TORCH_VALUES = (torch.dtype, torch.layout, torch.memory_format)
 _OUR_PACKAGES = ("torch_ltc.lowering", "torch_ltc.program", "torch_ltc.source")
-_FUNCTIONS = (make_spec, _operator, _program)
+_FUNCTIONS = (make_spec, _layout, _operator, _program)
 
 
 class _ExecutableUnpickler(_PlainUnpickler):

@@ -18,8 +18,11 @@ import torch_ltc
 from tests.support.backends import record
 from torch_ltc.backends.inductor import InductorBackend
 from torch_ltc.backends.inductor.graph import Built, build
+from torch_ltc.config import settings
 from torch_ltc.errors import CompileError
+from torch_ltc.lowering.functional_computation import CompiledPart, inputs_at_risk
 from torch_ltc.lowering.lower import functional_form
+from torch_ltc.lowering.partition import partition
 from torch_ltc.program.instruction import Call, Program
 
 pytestmark = pytest.mark.filterwarnings("ignore:index_reduce.. is in beta:UserWarning")
@@ -371,3 +374,51 @@ def test_operators_that_inductor_leaves_to_pytorch_are_supported_whatever_they_i
     calls = functional(lambda w, i, o: F.embedding_bag(i, w, o), table, tokens, offsets).calls
     assert any("embedding_bag" in call.name for call in calls)
     assert all(InductorBackend().supports(call) for call in calls)
+
+
+# ---- what is saved before a run -----------------------------------------------------------------------------------
+
+
+def at_risk(function: Callable[..., Any], *inputs: Tensor) -> tuple[int, ...]:
+    """Positions of the inputs that would be saved before each run of the function's program."""
+    backend = InductorBackend()
+    program, numbers = record(function, *inputs)
+    form = functional_form(backend, program, numbers, set())
+    parts = partition(form.program, backend.supports)
+    return inputs_at_risk(backend, form, [CompiledPart(part, None, "") for part in parts])
+
+
+@pytest.mark.parametrize("momentum", [True, False], ids=["SGD", "Adam"])
+def test_nothing_of_a_training_step_is_saved(momentum: bool) -> None:
+    model = torch.nn.Sequential(
+        torch.nn.Embedding(20, 8),
+        torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True),
+        torch.nn.Linear(8, 5),
+    ).to("ltc")
+    parameters = list(model.parameters())
+    optimizer: torch.optim.Optimizer = torch.optim.Adam(parameters)
+    if momentum:
+        optimizer = torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+    tokens, labels = torch.randint(20, (2, 4)), torch.randint(5, (8,))
+
+    def step(tokens: Tensor, labels: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(tokens).flatten(0, 1), labels)
+        loss.backward()
+        with settings.scope(sync_after_optimizer=False):
+            optimizer.step()
+        return loss
+
+    step(tokens.to("ltc"), labels.to("ltc"))
+    torch_ltc.sync(wait=True)
+    assert at_risk(step, tokens, labels) == ()
+
+
+def test_what_is_saved_beside_calls_that_the_graph_does_not_check() -> None:
+    count, matrix, index = torch.zeros(3), torch.eye(3), torch.tensor([1])
+    assert at_risk(lambda c, m: (c.add_(1), torch.linalg.cholesky_ex(m)[0])[1], count, matrix) == (0,)
+    assert at_risk(lambda c, m, i: (c.add_(1), m[i])[1], count, matrix, index) == ()
+    assert at_risk(lambda c, m, i: (c.add_(1), m.index_put((i,), c))[1], count, matrix, index) == ()
+    mask = torch.tensor([True, False, True])
+    values = torch.ones(2)
+    assert at_risk(lambda c, k, v: (c.add_(1), c.sin().index_put((k,), v))[1], count, mask, values) == (0,)

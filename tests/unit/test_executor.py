@@ -189,15 +189,44 @@ def test_the_worker_does_not_inherit_modes_of_the_caller() -> None:
         assert executor.call(torch.is_grad_enabled) is True
 
 
-def test_a_failure_that_nobody_reads_is_shown_when_the_process_ends() -> None:
-    script = (
-        "import torch, torch_ltc\n"
-        "from torch_ltc.events import SyncReason\n"
-        "from torch_ltc.execute.sync import cut\n"
-        "y = torch.nn.functional.embedding(torch.tensor([9]).to('ltc'), torch.ones(3, 2, device='ltc'))\n"
-        "cut(SyncReason.EXPLICIT)  # a sync would raise the error if it comes early\n"
+_UNREAD_FAILURE = """
+import atexit, sys, torch
+atexit.register(lambda: print("registered before", flush=True))
+import torch_ltc
+from torch_ltc.events import SyncReason
+from torch_ltc.execute.sync import cut
+atexit.register(lambda: print("registered after", flush=True))
+y = torch.nn.functional.embedding(torch.tensor([9]).to("ltc"), torch.ones(3, 2, device="ltc"))
+cut(SyncReason.EXPLICIT)  # a sync would raise the error if it comes early
+"""
+
+
+def _end(script: str, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *options, "-c", script]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+@pytest.mark.parametrize("options", [(), ("-W", "error")])
+def test_a_failure_that_nobody_reads_fails_the_process_when_it_ends(options: tuple[str, ...]) -> None:
+    ended = _end(_UNREAD_FAILURE, *options)
+    assert ended.returncode == 120, ended.stderr
+    assert ended.stdout == "registered after\nregistered before\n"
+    assert ended.stderr == (
+        "torch_ltc.errors.LtcError: at exit: nobody was told of a failure:\n"
+        "aten::embedding failed when its program ran: index out of range in self\n"
+        "  inputs: float32[3,2], int64[1]\n"
+        "  recorded at <string>:8 in <module>\n"
     )
-    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
-    assert ended.returncode == 0, ended.stderr
-    assert "nobody was told of a failure" in ended.stderr
-    assert "aten::embedding" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("end", "status"),
+    [
+        ("raise ValueError('of the script')", 1),
+        ("sys.exit(3)", 120),  # as Python has it for errors of its cleanup
+        ("try: torch_ltc.sync(wait=True)\nexcept torch_ltc.errors.LtcError: pass", 0),
+    ],
+)
+def test_the_status_of_a_process_with_an_unread_failure(end: str, status: int) -> None:
+    ended = _end(_UNREAD_FAILURE + end)
+    assert ended.returncode == status, ended.stderr

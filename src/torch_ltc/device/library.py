@@ -13,6 +13,7 @@ from torch_ltc.device import (
     copies,
     cpu_composites,
     other_layouts,
+    padded_sequences,
     random_ops,
     recurrent,
     views,
@@ -74,6 +75,7 @@ def kernel_for(op: OpOverload) -> Kernel | None:
         **random_ops.KERNELS,
         **cpu_composites.KERNELS,
         **other_layouts.KERNELS,
+        **padded_sequences.KERNELS,
         **widened_ops.KERNELS,
         **composite_ops.KERNELS,
     }

@@ -279,4 +279,4 @@ class Executor:
 
 executor = Executor()
 os.register_at_fork(after_in_child=executor.forget)
-atexit.register(deferred.warn_of_errors)
+atexit.register(deferred.show_errors_at_exit)

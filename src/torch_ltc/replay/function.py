@@ -160,7 +160,8 @@ class JitFunction:
         """Replay the call, or record it."""
         leaves: list[Any] = []
         structure = _flatten((args, kwargs), leaves)
-        modes = (torch.is_grad_enabled(), torch.is_autocast_enabled("ltc"), recorder.torch_state)
+        autocast = torch.is_autocast_enabled("ltc") and torch.get_autocast_dtype("ltc")
+        modes = (torch.is_grad_enabled(), autocast, recorder.torch_state)
         kind = (structure, tuple([_kind(leaf) for leaf in leaves]), modes)
         calls = self._calls.get(kind)
         if calls is None:

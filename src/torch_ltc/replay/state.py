@@ -91,7 +91,8 @@ def _children(value: Any, path: str) -> Iterator[Place]:
         if value.requires_grad and value.is_leaf:
             yield Place(value, "grad", f"{path}.grad")
     elif isinstance(value, dict):
-        for key in list(value):
+        # A mapping that makes its values at each access has no places.
+        for key in list(value) if type(value).__getitem__ is dict.__getitem__ else ():
             name = key if isinstance(key, str) else "..." if isinstance(key, torch.Tensor) else repr(key)
             yield Place(value, key, f"{path}.{name}" if path else str(name))
     elif isinstance(value, list):

@@ -12,7 +12,12 @@ import torch
 
 from torch_ltc.backends.inductor.artifact import direct_call, dump, load
 from torch_ltc.backends.inductor.graph import Built, build, example_inputs
-from torch_ltc.backends.inductor.preconditions import divides_by_zero, indexes_unknown
+from torch_ltc.backends.inductor.preconditions import (
+    divides_by_zero,
+    has_preconditions,
+    indexes_unknown,
+    is_checked,
+)
 from torch_ltc.backends.inductor.private import (
     InterpreterShim,
     compile_fx,
@@ -84,6 +89,15 @@ class InductorBackend(Backend):
     def supports(self, call: Call) -> bool:
         """Everything but calls whose data could end the process."""
         return not (divides_by_zero(call) or (indexes_unknown(call) and not _left_to_kernel(call.op)))
+
+    def may_fail(self, call: Call) -> bool:
+        """Also where the graph checks what kernels do not."""
+        return has_preconditions(call) or super().may_fail(call)
+
+    def fails_midway(self, call: Call, specs: Mapping[int, Spec]) -> bool:
+        """Not where the graph checks all that the call demands of its data: then nothing is written. On a device that
+        runs asynchronously, where nothing is checked, such a call does not raise."""
+        return super().may_fail(call) and not is_checked(call, specs)
 
     def compile(self, program: Program) -> InductorFunction:
         """A function that runs code made by Inductor."""

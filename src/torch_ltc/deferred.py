@@ -106,7 +106,7 @@ def fail_exit(message: str) -> None:
     sys.excepthook(LtcError, error, None)
     failed_already = getattr(sys, "last_value", None) is not None
     if sys.stdout is not None and not failed_already and not isinstance(sys.stdout, _FailingStream):
-        sys.stdout = _FailingStream(sys.stdout)  # type: ignore[assignment]
+        sys.stdout = _FailingStream(sys.stdout)
 
 
 deferred = Deferred()

@@ -156,6 +156,14 @@ SETTINGS: Mapping[str, Setting] = {
             choices=("auto", "always", "off"),
         ),
         Setting(
+            "graph_bytes",
+            0,
+            "LTC_GRAPH_BYTES",
+            "The most bytes that captured CUDA graphs may hold; those that were not used for longest are dropped. 0 is "
+            "half of the device's memory.",
+            minimum=0,
+        ),
+        Setting(
             "fallback",
             "warn",
             "LTC_FALLBACK",
@@ -311,6 +319,7 @@ class Settings:
     device_type: Literal["cpu", "cuda"]
     device_ordinal: int
     cuda_graphs: Literal["auto", "always", "off"]
+    graph_bytes: int
     fallback: Literal["allow", "warn", "error"]
     force_fallback: str
     sync_after_optimizer: bool

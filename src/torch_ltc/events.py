@@ -154,6 +154,16 @@ class CaptureEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class GraphsDroppedEvent:
+    """The graphs of this many programs were dropped, because the device is out of memory or they held too much. The
+    programs run without, and are captured again later."""
+
+    programs: int
+    size_bytes: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class FallbackEvent:
     """An operation ran eagerly instead of being recorded; `op` carries its overload, as "aten::index.Tensor"."""
 
@@ -220,6 +230,7 @@ Event: TypeAlias = (
     | StateEvent
     | ExecuteEvent
     | CaptureEvent
+    | GraphsDroppedEvent
     | FallbackEvent
     | ReadEvent
     | UploadEvent
@@ -235,6 +246,7 @@ KINDS: tuple[type, ...] = (
     LoadEvent,
     ExecuteEvent,
     CaptureEvent,
+    GraphsDroppedEvent,
     RefusalEvent,
     StateEvent,
     FallbackEvent,

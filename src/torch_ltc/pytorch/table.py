@@ -7,6 +7,8 @@ it, what could change.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -22,6 +24,19 @@ _is_class, _is_descriptor = inspect.isclass, inspect.isdatadescriptor
 
 def _exists(found: object) -> bool:
     return True
+
+
+def _changes_with_writes(version: Callable[[dict[str, Any]], int]) -> bool:
+    """True when the version of a module's attributes changes with each kind of write, and with nothing else."""
+    module = torch.nn.Module()
+    seen = [version(vars(module)), version(vars(module))]
+    module.training = False
+    seen.append(version(vars(module)))
+    vars(module)["other"] = 1
+    seen.append(version(vars(module)))
+    del module.other
+    seen.append(version(vars(module)))
+    return seen[0] == seen[1] and len(set(seen)) == len(seen) - 1
 
 
 # fmt: off
@@ -103,6 +118,13 @@ table.add(
     Interface("torch._C._storage_Use_Count", "finds aliases of parameters and gradients", "`ltc run`, `jit`", _BINDING),
     *(Interface(f"torch.optim.Optimizer.{name}", "finds hooks of an optimizer", "`GradScaler`", _STABLE, check=_exists)
       for name in ("register_step_pre_hook", "register_step_post_hook")),
+    Interface("torch._C.TensorBase.grad", "reads gradients", "`jit`", _STABLE, check=_is_descriptor),
+    Interface("torch._foreach_add_", "counts the steps of optimizers", "`jit`", _STABLE),
+    Interface("torch._C._dynamo.guards.dict_version", "sees that a dict was written to", "`jit`", _BINDING,
+              check=_changes_with_writes),
+    Interface("torch._C._dynamo.guards.TensorGuards", "compares the shapes of many tensors at once", "`jit`", _BINDING,
+              check=lambda kind: kind(torch.ones(2), dynamic_dims_sizes=[[2]], dynamic_dims_strides=[[1]]).check(
+                  torch.zeros(2))),
     *(Interface(f"torch.Tensor.{name}", "finds hooks of a parameter", "`ltc run`", _STABLE, check=_is_descriptor)
       for name in ("_backward_hooks", "_post_accumulate_grad_hooks")),
     Interface("torch.multiprocessing.reductions.reduce_tensor", "sends tensors of other devices to another process",

@@ -28,6 +28,7 @@ from torch_ltc.program.instruction import Call, Program
 pytestmark = pytest.mark.filterwarnings("ignore:index_reduce.. is in beta:UserWarning")
 
 aten = torch.ops.aten
+X = torch.arange(6.0).view(2, 3)
 
 
 @pytest.fixture(autouse=True)
@@ -374,6 +375,19 @@ def test_operators_that_inductor_leaves_to_pytorch_are_supported_whatever_they_i
     calls = functional(lambda w, i, o: F.embedding_bag(i, w, o), table, tokens, offsets).calls
     assert any("embedding_bag" in call.name for call in calls)
     assert all(InductorBackend().supports(call) for call in calls)
+
+
+def test_operators_on_lists_that_inductor_leaves_to_a_kernel_are_given_in_a_form_that_it_fuses() -> None:
+    def names(scalars: list[float]) -> list[str]:
+        return [call.name for call in functional(lambda x, y: torch._foreach_div([x, y], scalars), X, X).calls]
+
+    assert names([2.0, 2.0]) == ["aten::_foreach_div.Scalar"]
+    assert names([2.0, 3.0]) == ["aten::div.Scalar"] * 2
+    assert names([0.0, -0.0]) == ["aten::div.Scalar"] * 2
+    norms = functional(lambda x, y: torch._foreach_norm([x, y]), X, X).calls
+    assert not any(call.name.startswith("aten::_foreach") for call in norms)
+    kept = functional(lambda x, y: torch._foreach_mul([x, y], 2.0), X, X).calls
+    assert [call.name for call in kept] == ["aten::_foreach_mul.Scalar"]
 
 
 # ---- what is saved before a run -----------------------------------------------------------------------------------

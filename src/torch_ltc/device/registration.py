@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from torch_ltc.errors import LtcError, OtherAcceleratorError
+from torch_ltc.native.library import extension
 from torch_ltc.pytorch.patches import replaces
 from torch_ltc.pytorch.private import (
     DEVICE_TYPE,
@@ -120,7 +121,10 @@ def register_device() -> None:
     """Give PyTorch the device's hooks and guard."""
     if not register_device_hooks(_Hooks()):
         raise LtcError("another package has registered hooks for the PrivateUse1 device", hint="do not import both")
-    register_device_guard(_Guard())
+    if extension is None:
+        register_device_guard(_Guard())
+    else:
+        extension.register_guard()
 
 
 def alias(tensor: torch.Tensor, size: Any, stride: Any, offset: Any) -> torch.Tensor:

@@ -122,10 +122,18 @@ SETTINGS: Mapping[str, Setting] = {
     for setting in (
         Setting(
             "backend",
-            "torchscript",
+            "auto",
             "LTC_BACKEND",
-            "The backend that compiles hot programs: 'interpreter', 'torchscript', 'inductor', 'xla', 'null', or "
-            "another that is installed.",
+            "The backend that compiles hot programs: 'auto' measures what there is and keeps the fastest for each "
+            "program; 'interpreter', 'torchscript', 'inductor', 'xla', 'null', or another that is installed.",
+        ),
+        Setting(
+            "numerics",
+            "equal",
+            "LTC_NUMERICS",
+            "What the backend 'auto' chooses from: forms whose results are 'equal' to eager's to the bit, or also "
+            "those that are 'close' to them, which takes a compiler.",
+            choices=("equal", "close"),
         ),
         Setting(
             "backend_failure",
@@ -327,6 +335,7 @@ class Settings:
     """
 
     backend: str
+    numerics: Literal["equal", "close"]
     backend_failure: Literal["warn", "error"]
     native: Literal["auto", "0", "1"]
     device_type: Literal["cpu", "cuda"]

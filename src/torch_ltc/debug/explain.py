@@ -92,6 +92,9 @@ def _overview(recording: Recording, compiles: list[CompileRow]) -> str:
     states = Counter(row.states[-1] for row in recording.programs if row.states)
     if states:
         pages.append("programs by compile state: " + ", ".join(f"{n} {state}" for state, n in sorted(states.items())))
+    chosen = [row for row in recording.programs if row.choice]
+    if chosen:
+        pages.append("\n".join(f"program {row.identity} runs on {row.choice}" for row in chosen[-_MOST_SHOWN:]))
     captured = [row for row in recording.programs if row.capture]
     if captured:
         pages.append("\n".join(f"program {row.identity}: {row.capture}; {row.replays} replays" for row in captured))
@@ -144,6 +147,8 @@ def _program_text(row: ProgramRow, recording: Recording, newness: Newness | None
     lines = [f"program {row.identity}: {counts}; {count_text(row.syncs, 'sync')}, {count_text(row.runs, 'run')}"]
     lines.append(f"  {_state(row)}")
     lines.append(f"  compile states: {' > '.join(row.states)}" + (f" ({row.state_reason})" if row.state_reason else ""))
+    if row.choice:
+        lines.append(f"  it runs on {row.choice}")
     if row.capture:
         lines.append(f"  {row.capture}; {count_text(row.replays, 'replay')}")
     if explanation is not None:

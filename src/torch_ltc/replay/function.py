@@ -199,7 +199,14 @@ class JitFunction:
         except TooMuchState as error:
             return self._refuse(calls, str(error), lambda: self._function(*args, **kwargs))
         seen: list[Event] = []
-        stops = [subscribe(seen.append, kind) for kind in (SyncEvent, FallbackEvent, UploadEvent)]
+        thread = threading.get_ident()
+
+        def see(event: Event) -> None:
+            # Another thread may upload the next batches meanwhile.
+            if not isinstance(event, UploadEvent) or threading.get_ident() == thread:
+                seen.append(event)
+
+        stops = [subscribe(see, kind) for kind in (SyncEvent, FallbackEvent, UploadEvent)]
         printed = _Printed(sys.stdout)
         sys.stdout = printed
         try:

@@ -60,8 +60,8 @@ def measure(step: Step, batches: list[Tensor]) -> dict[str, Any]:
     return {**figures, "losses": [loss.item() for loss in losses]}
 
 
-def train(system: str, sizes: tuple[int, ...]) -> dict[str, Any]:
-    """One system on one size."""
+def build(system: str, sizes: tuple[int, ...]) -> tuple[Step, list[Tensor]]:
+    """The training step of one system on one size, and its batches."""
     layers, width, heads, batch, length = sizes
     device = "cuda" if system in ("eager", "reduce-overhead") else "ltc"
     torch.manual_seed(0)
@@ -84,19 +84,24 @@ def train(system: str, sizes: tuple[int, ...]) -> dict[str, Any]:
     if system.startswith("jit"):
         import torch_ltc  # noqa: PLC0415  eager CUDA runs in processes without it
 
-        return measure(torch_ltc.jit(step), batches)
-    return measure(step, batches)
+        return torch_ltc.jit(step), batches
+    return step, batches
 
 
-def child(system: str) -> None:
-    """Measure one system, and print its figures as JSON."""
+def prepare(system: str) -> None:
+    """Set this process up for one system."""
     if system not in ("eager", "reduce-overhead"):
         os.environ["LTC_TS_CUDA"] = "1"
         os.environ["LTC_TIERS"] = "blocking"
         os.environ["LTC_BACKEND"] = "inductor" if system == "jit inductor" else "interpreter"
         os.environ["LTC_CUDA_GRAPHS"] = "off" if system == "recorded" else "auto"
         import torch_ltc  # noqa: F401, PLC0415
-    print(json.dumps({name: train(system, sizes) for name, sizes in SIZES.items()}))
+
+
+def child(system: str) -> None:
+    """Measure one system, and print its figures as JSON."""
+    prepare(system)
+    print(json.dumps({name: measure(*build(system, sizes)) for name, sizes in SIZES.items()}))
 
 
 def run(system: str) -> dict[str, Any]:

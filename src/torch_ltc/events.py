@@ -18,6 +18,8 @@ from torch_ltc.source import Source
 
 __all__ = [
     "KINDS",
+    "CaptureEvent",
+    "ChoiceEvent",
     "CompileEvent",
     "Event",
     "ExecuteEvent",
@@ -164,6 +166,16 @@ class GraphsDroppedEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class ChoiceEvent:
+    """The forms of a program were measured, and `kept` is the one that it runs in from now on: the name of a backend,
+    with "captured" before it where it is replayed. `timings` has the least time of each in seconds."""
+
+    program: int
+    kept: str
+    timings: tuple[tuple[str, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class FallbackEvent:
     """An operation ran eagerly instead of being recorded; `op` carries its overload, as "aten::index.Tensor"."""
 
@@ -231,6 +243,7 @@ Event: TypeAlias = (
     | ExecuteEvent
     | CaptureEvent
     | GraphsDroppedEvent
+    | ChoiceEvent
     | FallbackEvent
     | ReadEvent
     | UploadEvent
@@ -247,6 +260,7 @@ KINDS: tuple[type, ...] = (
     ExecuteEvent,
     CaptureEvent,
     GraphsDroppedEvent,
+    ChoiceEvent,
     RefusalEvent,
     StateEvent,
     FallbackEvent,

@@ -534,6 +534,22 @@ def test_explain_says_what_became_of_the_calls() -> None:
     assert "1 inputs are arguments" in text
 
 
+class _Made(dict[str, type]):
+    def __getitem__(self, key: str) -> object:
+        return super().__getitem__(key)()
+
+
+_made = _Made(relu=nn.ReLU)
+
+
+def test_a_mapping_that_makes_its_values_is_no_state() -> None:
+    function = torch_ltc.jit(lambda x: _made["relu"](x) + 1)  # type: ignore[operator]
+    x = torch.ones(2).to("ltc")
+    for _ in range(4):
+        assert function(x).tolist() == [2.0, 2.0]
+    assert counts(function) == (2, 2)
+
+
 def test_gradients_stay_in_place_unless_someone_holds_them() -> None:
     layer = nn.Linear(3, 2).to("ltc")
 

@@ -58,6 +58,7 @@ class CachedProgram:
         "shared",
         "own",
         "capture",
+        "choice",
         "last_outputs",
         "values",
         "fingerprint",
@@ -99,6 +100,8 @@ class CachedProgram:
         # How it is captured (see `execute/capture.py`), and weak references to the buffers of its last execution.
         self.capture: Any = None
         self.last_outputs: list[Any] = []
+        # The form that it runs in, with the backend "auto"; see `execute/choice.py`.
+        self.choice: Any = None
         self.values: tuple[int, ...] = ()
         self.fingerprint = b""
 

@@ -22,7 +22,7 @@ from torch_ltc.compile.state import CompileStatus, State
 from torch_ltc.config import settings
 from torch_ltc.lowering.interface import Arguments, Backend
 from torch_ltc.lowering.lower import Executable
-from torch_ltc.lowering.registry import registry
+from torch_ltc.lowering.registry import AUTO, registry
 
 __all__ = ["TierPolicy", "select_executable"]
 
@@ -39,6 +39,8 @@ class TierPolicy:
     check: str = "off"
     repro_dir: str = ""
     captures: str = "off"
+    # With the backend "auto": the setting `numerics`, which says what is measured. Empty for a backend that was chosen.
+    measures: str = ""
 
     @classmethod
     def current(cls) -> TierPolicy:
@@ -52,6 +54,20 @@ class TierPolicy:
             settings.check,
             settings.repro_dir,
             settings.cuda_graphs,
+            settings.numerics if settings.backend == AUTO else "",
+        )
+
+    def on(self, backend: Backend, captured: bool) -> TierPolicy:
+        """The same for one backend, captured or not."""
+        return TierPolicy(
+            backend,
+            self.hot_after,
+            self.strict,
+            self.waits,
+            self.store,
+            self.check,
+            self.repro_dir,
+            self.captures if captured else "off",
         )
 
     def context(self, entry: CachedProgram) -> ArtifactContext:

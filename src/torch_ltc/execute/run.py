@@ -19,6 +19,7 @@ from torch_ltc.deferred import deferred
 from torch_ltc.errors import BackendError, ExecutionError, LtcError
 from torch_ltc.events import ExecuteEvent, RefusalEvent, emit
 from torch_ltc.execute.capture import Capture, graphs_of
+from torch_ltc.execute.choice import choice_of, wait_for_device
 from torch_ltc.lowering.functional_computation import Memory
 from torch_ltc.lowering.interface import Arguments, Computation, FunctionComputation, Outcome
 from torch_ltc.lowering.lower import Executable
@@ -44,11 +45,34 @@ def execute_entry(
     where it must not be captured."""
     entry.runs += 1
     if policy.check == "off" and not policy.repro_dir:
+        if policy.measures:
+            return _execute_chosen(entry, arguments, policy, tell, previous)
         return _execute(entry, select_executable(entry, arguments, policy), arguments, policy, tell, previous)
     run = Run(entry, arguments, policy.backend, policy.check, policy.repro_dir)
     with running(run):
         run.executable = executable = select_executable(entry, arguments, policy)
         return with_hooks(run, lambda: _execute(entry, executable, arguments, policy, tell))
+
+
+def _execute_chosen(
+    entry: CachedProgram,
+    arguments: Arguments,
+    policy: TierPolicy,
+    tell: Callable[[ExecuteEvent], None],
+    previous: Sequence[weakref.ref[Buffer]] | None,
+) -> Outcome:
+    """Run a program in the form that was chosen for it by measurement, or that is being measured."""
+    form, measured = choice_of(entry, policy).next(entry, arguments, policy)
+    chosen = policy.on(form.backend, form.captured)
+    executable = select_executable(entry, arguments, chosen)
+    if not measured:
+        return _execute(entry, executable, arguments, chosen, tell, previous)
+
+    def note(event: ExecuteEvent) -> None:
+        form.note(event)
+        tell(event)
+
+    return _execute(entry, executable, arguments, chosen, note, previous, measured=True)
 
 
 def _execute(
@@ -58,7 +82,11 @@ def _execute(
     policy: TierPolicy,
     tell: Callable[[ExecuteEvent], None],
     previous: Sequence[weakref.ref[Buffer]] | None = None,
+    *,
+    measured: bool = False,
 ) -> Outcome:
+    if measured:
+        wait_for_device(arguments.device)
     used = registry.reference if executable is None else policy.backend
     began = time.perf_counter()
     failed, captured = True, False
@@ -75,6 +103,8 @@ def _execute(
             else:
                 outcome = _run_compiled(entry, executable, arguments, policy)
         failed = bool(outcome.failures)
+        if measured:
+            wait_for_device(arguments.device)
     finally:
         tell(ExecuteEvent(entry.program.identity, used.name, time.perf_counter() - began, failed, captured))
     return outcome

@@ -19,6 +19,7 @@ from torch_ltc import metrics
 from torch_ltc.config import settings
 from torch_ltc.errors import BackendError, CompileError, LtcError
 from torch_ltc.lowering.backend_data import BackendData, BackendDevice, BackendDeviceType, common_device
+from torch_ltc.program.effects import may_fail
 from torch_ltc.program.instruction import Call, Input, Program
 from torch_ltc.program.spec import Spec
 from torch_ltc.program.text import program_text
@@ -306,6 +307,16 @@ class Backend(abc.ABC):
         """True when `compile` can take this call of a functional program; the others run with PyTorch's own kernels."""
         del call
         return True
+
+    def may_fail(self, call: Call) -> bool:
+        """True when a function that contains this call may raise because of the call's data."""
+        return may_fail(call)
+
+    def fails_midway(self, call: Call, specs: Mapping[int, Spec]) -> bool:
+        """True when such a function may have overwritten some of the inputs that it updates by then: these are saved
+        before each run, unless their new value depends on the call. `specs` are those of all values."""
+        del specs
+        return not self.keeps_inputs and self.may_fail(call)
 
     def decompositions(self) -> Mapping[OpOverload, Callable[..., Any]] | None:
         """Decompositions for the operators of a functional program; None for the core ATen set."""

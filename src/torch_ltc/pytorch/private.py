@@ -49,6 +49,9 @@ PhysicalGenerator = torch._C.Generator
 DispatchKey = torch._C.DispatchKey
 DispatchKeySet = torch._C.DispatchKeySet
 META = DispatchKeySet(DispatchKey.Meta)
+AUTOCAST = DispatchKeySet(DispatchKey.AutocastPrivateUse1)  # type: ignore[attr-defined]
+AUTOCAST_CUDA = DispatchKeySet(DispatchKey.AutocastCUDA)
+ExcludeDispatchKeys = torch._C._ExcludeDispatchKeyGuard
 COMPRESSED = DispatchKeySet(DispatchKey.SparseCsrCPU)
 # After `use_meta(True)` on a thread, operators on device tensors run their meta kernels there: views become aliases
 # that nobody records. Call it in a `try` whose `finally` calls `include_key(META_KEY, False)`, which takes out what
@@ -120,3 +123,13 @@ def symbolic_function(name: str) -> Any:
 
 # A name, not an import: it loads for seconds, and worker processes are to load it and nothing of this package.
 OPERATOR_DATABASE = "torch.testing._internal.common_methods_invocations"
+
+
+def has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
+    """True if somebody wants to know of each step of this optimizer."""
+    return bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
+
+
+def is_view(tensor: torch.Tensor) -> bool:
+    """True if autograd takes the tensor for a view of another."""
+    return tensor._is_view()

@@ -154,7 +154,7 @@ class JitFunction:
         modes = (
             torch.is_grad_enabled(),
             torch.is_inference_mode_enabled(),
-            torch.is_autocast_enabled("ltc"),
+            torch.is_autocast_enabled("ltc") and torch.get_autocast_dtype("ltc"),
             recorder.torch_state,
         )
         kind = (structure, tuple([_kind(leaf) for leaf in leaves]), modes)
@@ -199,7 +199,14 @@ class JitFunction:
         except TooMuchState as error:
             return self._refuse(calls, str(error), lambda: self._function(*args, **kwargs))
         seen: list[Event] = []
-        stops = [subscribe(seen.append, kind) for kind in (SyncEvent, FallbackEvent, UploadEvent)]
+        thread = threading.get_ident()
+
+        def see(event: Event) -> None:
+            # Another thread may upload the next batches meanwhile.
+            if not isinstance(event, UploadEvent) or threading.get_ident() == thread:
+                seen.append(event)
+
+        stops = [subscribe(see, kind) for kind in (SyncEvent, FallbackEvent, UploadEvent)]
         printed = _Printed(sys.stdout)
         sys.stdout = printed
         try:

@@ -148,9 +148,11 @@ class _Walk:
             if value.is_leaf and (value.requires_grad or isinstance(value, torch.nn.Parameter)):
                 yield Place(value, "grad", f"{path}.grad")
         elif isinstance(value, dict):
-            for key in list(value):
+            # A mapping that makes its values at each access has no places.
+            for key in list(value) if type(value).__getitem__ is dict.__getitem__ else ():
                 name = key if isinstance(key, str) else "..." if isinstance(key, torch.Tensor) else repr(key)
                 yield Place(value, key, f"{path}.{name}" if path else str(name))
+            yield from self._children(type(value), path)
         elif isinstance(value, list):
             for index in range(len(value)):
                 yield Place(value, index, f"{path}[{index}]")

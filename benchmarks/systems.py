@@ -420,6 +420,7 @@ SYSTEMS: dict[str, Callable[[], System]] = {
     "ltc-inductor": lambda: Ltc("inductor"),
     "ltc-jit": lambda: Ltc("interpreter", jit=True),
     "ltc-jit-inductor": lambda: Ltc("inductor", jit=True),
+    "ltc-jit-torchscript": lambda: Ltc("torchscript", jit=True),
     "torch_xla": TorchXla,
     "torchax": Torchax,
 }

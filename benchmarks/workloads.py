@@ -74,16 +74,27 @@ def trainer(
         apply_update()
         return loss.detach()
 
-    train_once = system.compile_step(train)
+    train_step = system.compile_step(train)
 
     def step() -> tuple[Tensor, object]:
-        x, y = next(data)
-        loss = train_once(x, y)
+        loss = train_step(*next(data))
         if scheduler is not None:
             scheduler.step()
         return loss, None
 
     return step
+
+
+def _probed(system: System, chain: Callable[[Tensor], Tensor], x: Tensor) -> Step:
+    """A step that computes `chain(x)`, of which the first element is read."""
+    compiled = system.compile_loss(chain)
+
+    def compute(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = compiled(x)
+        return y[0], y
+
+    whole = system.compile_step(compute)
+    return lambda: whole(x)
 
 
 def _tiny_adds(system: System) -> Step:
@@ -95,13 +106,7 @@ def _tiny_adds(system: System) -> Step:
             y = y + x
         return y
 
-    compiled = system.compile_loss(chain)
-
-    def step() -> tuple[Tensor, object]:
-        y = compiled(x)
-        return y[0], y
-
-    return step
+    return _probed(system, chain, x)
 
 
 def _pointwise(system: System) -> Step:
@@ -114,13 +119,7 @@ def _pointwise(system: System) -> Step:
             y = ((y * 0.5 + 1.0) * x - 0.25).relu()
         return y
 
-    compiled = system.compile_loss(chain)
-
-    def step() -> tuple[Tensor, object]:
-        y = compiled(x)
-        return y[0], y
-
-    return step
+    return _probed(system, chain, x)
 
 
 def _mlp(system: System) -> Step:

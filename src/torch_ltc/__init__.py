@@ -8,11 +8,16 @@ import atexit
 import importlib
 import sys
 
+from torch_ltc.cli.startup import is_command as _is_command
 from torch_ltc.cli.startup import messages_of_import as _messages_of_import
 
 with _messages_of_import():
     import torch_ltc.config as _config  # noqa: F401  refuses variables that cannot be
     import torch_ltc.pytorch as _pytorch  # noqa: F401  refuses a PyTorch that it does not know
+    from torch_ltc.native import library as _library
+
+    if not _is_command("build"):
+        _library.check_required()
 
 # isort: split
 from torch_ltc import closures, computation, config, debug, errors, events, ir_cache, metrics

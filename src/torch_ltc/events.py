@@ -156,6 +156,16 @@ class CaptureEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class GraphsDroppedEvent:
+    """The graphs of this many programs were dropped, because the device is out of memory or they held too much. The
+    programs run without, and are captured again later."""
+
+    programs: int
+    size_bytes: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class ChoiceEvent:
     """The forms of a program were measured, and `kept` is the one that it runs in from now on: the name of a backend,
     with "captured" before it where it is replayed. `timings` has the least time of each in seconds."""
@@ -232,6 +242,7 @@ Event: TypeAlias = (
     | StateEvent
     | ExecuteEvent
     | CaptureEvent
+    | GraphsDroppedEvent
     | ChoiceEvent
     | FallbackEvent
     | ReadEvent
@@ -248,6 +259,7 @@ KINDS: tuple[type, ...] = (
     LoadEvent,
     ExecuteEvent,
     CaptureEvent,
+    GraphsDroppedEvent,
     ChoiceEvent,
     RefusalEvent,
     StateEvent,

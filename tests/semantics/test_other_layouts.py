@@ -115,4 +115,41 @@ def test_a_transformer_encoder_with_a_padding_mask(grad: Callable[[], torch.no_g
     with grad(), settings.scope(fallback="error"):
         expected = encoder(x, src_key_padding_mask=padding)
         got = ours(lazy(x), src_key_padding_mask=lazy(padding))
-    torch.testing.assert_close(got.cpu()[~padding], expected[~padding])
+    assert_same(got, expected)
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+@pytest.mark.parametrize("mask_check", [False, True])
+def test_padded_positions_of_an_evaluated_transformer_encoder_are_zero(activation: str, mask_check: bool) -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, activation=activation)
+    encoder = nn.TransformerEncoder(layer, 2, nn.LayerNorm(8), mask_check=mask_check).eval()
+    ours = copy.deepcopy(encoder).to("ltc")
+    x, left = torch.randn(2, 5, 8), torch.tensor([[False, False, False, True, True], [False] * 4 + [True]])
+    with torch.inference_mode():
+        for padding in (left, left.flip(1), torch.zeros(2, 5).masked_fill(left, -torch.inf), left[:1].expand(2, 5)):
+            expected = encoder(x, src_key_padding_mask=padding)
+            assert_same(ours(lazy(x), src_key_padding_mask=lazy(padding)), expected)
+
+
+def test_a_padded_encoder_with_hooks_is_refused_as_nested_tensors_are() -> None:
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2).to("ltc").eval()
+    encoder.layers[1].norm1.register_forward_hook(lambda *_: None)
+    x, padding = torch.randn(2, 5, 8, device="ltc"), torch.zeros(2, 5, dtype=torch.bool, device="ltc")
+    with torch.no_grad(), pytest.raises(UnsupportedLayoutError, match="enable_nested_tensor=False"):
+        encoder(x, src_key_padding_mask=padding)
+
+
+@pytest.mark.parametrize("need_weights", [False, True])
+def test_attention_on_its_fast_path_with_masks(need_weights: bool) -> None:
+    attention = nn.MultiheadAttention(8, 2, batch_first=True).eval()
+    ours = copy.deepcopy(attention).to("ltc")
+    x, padding = torch.randn(2, 5, 8), torch.tensor([[False, False, False, True, True], [False] * 5])
+    causal = torch.ones(5, 5, dtype=torch.bool).triu(1)
+    device_x = lazy(x)
+    with torch.no_grad():
+        for mask in (None, causal):
+            expected = attention(x, x, x, padding, need_weights, mask)
+            got = ours(device_x, device_x, device_x, lazy(padding), need_weights, None if mask is None else lazy(mask))
+            assert_same(got[0], expected[0])
+            if need_weights:
+                assert_same(got[1], expected[1])

@@ -181,3 +181,13 @@ def test_lower_layers_do_not_import_torch() -> None:
     )
     folder = config.__file__.rpartition("config.py")[0]
     assert subprocess.run([sys.executable, "-c", code, folder], check=False).returncode == 0
+
+
+def test_a_setting_of_the_import_cannot_be_assigned_later() -> None:
+    settings.native = settings.native
+    with pytest.raises(
+        SettingError, match=r"'native' is read once, when the package is imported\n.*LTC_NATIVE=0 before"
+    ):
+        settings.native = "0"
+    with pytest.raises(SettingError, match="is read once"), settings.scope(native="1"):
+        pass

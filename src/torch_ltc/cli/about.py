@@ -20,6 +20,7 @@ from torch_ltc.device import device_module as ltc
 from torch_ltc.errors import BackendError
 from torch_ltc.formatting import size_text
 from torch_ltc.lowering.registry import registry
+from torch_ltc.native import library
 from torch_ltc.pytorch.entries import failing_probes
 from torch_ltc.record.buffer import physical_device
 
@@ -200,6 +201,7 @@ def _versions() -> dict[str, str]:
         "python": f"{platform.python_implementation()} {platform.python_version()}",
         "system": platform.platform(),
         "c++ compiler": first_line(foreign_variable("CXX") or "g++", "--version") or "not found",
+        "native extension": library.state(),
     }
     if torch.version.cuda is not None:
         found["cuda of torch"] = str(torch.version.cuda)

@@ -49,6 +49,9 @@ class CachedProgram:
         "_restored",
         "written",
         "written_positions",
+        "input_buffers",
+        "input_specs",
+        "origins",
         "_outputs",
         "_makers",
         "latest",
@@ -84,6 +87,10 @@ class CachedProgram:
         self._outputs: list[tuple[int, Spec]] | None = None
         self._makers: tuple[Call | None, ...] | None = None
         self.written_positions = _first_positions(program, set(self.written))
+        # For each input the position of its buffer and its spec; for each output what its buffer is told of its maker.
+        self.input_buffers = [instruction.buffer for instruction in program.inputs]
+        self.input_specs = [instruction.spec for instruction in program.inputs]
+        self.origins = [(program, number) for number in program.outputs]
         # The run-time numbers when it was last synced.
         self.latest: list[object] = []
         # The specializations that it shares with programs of the same symbolic key, with its own integers in that key,
@@ -218,6 +225,7 @@ class ExecutableCache:
     def remove(self, entry: CachedProgram) -> None:
         """Forget a program that left the tree."""
         self._by_fingerprint.pop(entry.fingerprint, None)
+        entry.capture = None
         if entry.tracked is None:
             return
         with self._lock:

@@ -20,7 +20,6 @@ from torch_ltc.compile.program_cache import CachedProgram, executables
 from torch_ltc.compile.specialization_cache import Lookup, specializations
 from torch_ltc.compile.state import CompileStatus, State
 from torch_ltc.config import settings
-from torch_ltc.errors import LtcError
 from torch_ltc.lowering.interface import Arguments, Backend
 from torch_ltc.lowering.lower import Executable
 from torch_ltc.lowering.registry import AUTO, registry
@@ -86,7 +85,7 @@ def select_executable(entry: CachedProgram, arguments: Arguments, policy: TierPo
             raise status.error.untraced()
         return None
     # A lost input is not worth compiling for; the interpreter isolates what depends on it.
-    if (entry.single and not policy.waits) or any(isinstance(held, LtcError) for held in arguments.held):
+    if (entry.single and not policy.waits) or arguments.lost:
         return None
     numbers = list(arguments.scalars)
     executable = _looked_up(entry, numbers, policy, status)

@@ -13,13 +13,14 @@ from torch_ltc.device import (
     copies,
     cpu_composites,
     other_layouts,
+    padded_sequences,
     random_ops,
     recurrent,
     views,
     widened_ops,
 )
 from torch_ltc.device.fallback import run_eagerly
-from torch_ltc.device.kernels import Kernel, make_kernel, record
+from torch_ltc.device.kernels import Kernel, eager_kernel, make_kernel, record
 from torch_ltc.pytorch.patches import registers
 from torch_ltc.pytorch.private import OpOverload, all_schemas, has_kernel, has_kernel_for
 from torch_ltc.pytorch.table import COMPOSITE_GRADIENTS, PIN_MEMORY
@@ -38,6 +39,8 @@ _COMPOSED_ANYWHERE = (
     "new_zeros new_ones rand randn randint randperm normal_functional empty.names to_dense to_sparse to_mkldnn"
 )
 _NOT_OURS = frozenset(f"{_ALIASES_AND_AUTOGRAD} {_COMPOSED_ANYWHERE}".split())
+# Raises an error that depends on which memory is shared, and computes nothing.
+_AT_ONCE = "aten::_test_parallel_materialize"
 _COMPOSITE = "CompositeImplicitAutograd"
 
 _libraries: list[torch.library.Library] = []
@@ -72,6 +75,7 @@ def kernel_for(op: OpOverload) -> Kernel | None:
         **random_ops.KERNELS,
         **cpu_composites.KERNELS,
         **other_layouts.KERNELS,
+        **padded_sequences.KERNELS,
         **widened_ops.KERNELS,
         **composite_ops.KERNELS,
     }
@@ -84,6 +88,8 @@ def kernel_for(op: OpOverload) -> Kernel | None:
     left_out = plain in _NOT_OURS or f"{plain}.{op._overloadname}" in _NOT_OURS
     if left_out and not (_has_out(operator) and has_kernel_for(name, "CPU")):
         return None
+    if name == _AT_ONCE:
+        return eager_kernel(operator, "it asks for the state of memory")
     if torch.Tag.inplace_view in op.tags:
         return views.inplace_view_kernel(op)
     if operator.random:

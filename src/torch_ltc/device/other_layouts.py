@@ -7,6 +7,7 @@ What cannot be right that way is refused at the call, with the way round.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
@@ -27,20 +28,14 @@ def run_on_physical_device(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
     return run_eagerly(operator, operator.values(args, kwargs), "it takes tensors that are not plain strided ones")
 
 
-def _refusing(what: str, hint: str) -> Kernel:
+def _refusing(what: str, hint: str) -> Callable[..., NoReturn]:
     def refuse(*args: Any, **kwargs: Any) -> NoReturn:
         raise UnsupportedLayoutError(what, source=str(current_source()), hint=hint)
 
     return refuse
 
 
-def is_left_aligned(tensor: torch.Tensor, mask: torch.Tensor) -> bool:
-    """Kernel of `aten::_nested_tensor_from_mask_left_aligned`, by which `nn.TransformerEncoder` asks whether it may
-    make a nested tensor: it may not, and takes the path of devices without them."""
-    return False
-
-
-_nested = _refusing(
+refuse_nested = _refusing(
     "a nested tensor with the strided layout was asked for, which the ltc device cannot hold",
     "use layout=torch.jagged, or make it on the CPU; nn.TransformerEncoder(..., enable_nested_tensor=False)",
 )
@@ -50,10 +45,8 @@ _sparse_gradient = _refusing(
 )
 
 KERNELS: dict[str, Any] = {
-    "aten::_nested_tensor_from_mask_left_aligned": is_left_aligned,
-    "aten::_nested_tensor_from_mask": _nested,
-    "aten::_nested_tensor_from_tensor_list": _nested,
-    "aten::_nested_view_from_buffer": _nested,
+    "aten::_nested_tensor_from_tensor_list": refuse_nested,
+    "aten::_nested_view_from_buffer": refuse_nested,
 }
 COMPOSITES: dict[str, Any] = {
     "aten::embedding_sparse_backward": _sparse_gradient,
@@ -101,4 +94,4 @@ PRODUCTS: dict[str, Any] = {
     )
 }
 
-__all__ = ["COMPOSITES", "KERNELS", "PARTS", "PRODUCTS", "run_on_physical_device"]
+__all__ = ["COMPOSITES", "KERNELS", "PARTS", "PRODUCTS", "refuse_nested", "run_on_physical_device"]

@@ -20,6 +20,15 @@ class CudaGraphs:
         """A pool of memory for graphs that are replayed one after the other."""
         return torch.cuda.graph_pool_handle()
 
+    def size_bytes(self, pool: Any) -> int:
+        """Bytes of the segments that the allocator keeps for the pool."""
+        segments = torch.cuda.memory_snapshot()
+        return sum(one["total_size"] for one in segments if tuple(one["segment_pool_id"]) == tuple(pool))
+
+    def total_bytes(self) -> int:
+        """Bytes that the present device has."""
+        return torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+
     def capture(self, launch: Callable[[], None], generator: torch.Generator | None, pool: Any) -> torch.cuda.CUDAGraph:
         """Take down what `launch` launches on the present device."""
         device = torch.cuda.current_device()
@@ -28,7 +37,18 @@ class CudaGraphs:
         graph = torch.cuda.CUDAGraph()
         if generator is not None:
             graph.register_generator_state(generator)
-        # Other threads may go on using the device meanwhile.
-        with torch.cuda.graph(graph, pool, self._streams[device], capture_error_mode="thread_local"):
-            launch()
+        raised: list[Exception] = []
+        try:
+            # Other threads may go on using the device meanwhile.
+            with torch.cuda.graph(graph, pool, self._streams[device], capture_error_mode="thread_local"):
+                try:
+                    launch()
+                except Exception as error:
+                    raised.append(error)
+                    raise
+        except Exception:
+            # Ending a capture that has failed raises an error of its own, which says nothing.
+            if raised:
+                raise raised[0] from None
+            raise
         return graph

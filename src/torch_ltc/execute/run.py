@@ -20,10 +20,10 @@ from torch_ltc.errors import BackendError, ExecutionError, LtcError
 from torch_ltc.events import ExecuteEvent, RefusalEvent, emit
 from torch_ltc.execute.capture import Capture, graphs_of
 from torch_ltc.execute.choice import choice_of, wait_for_device
-from torch_ltc.execute.memory import is_out_of_memory
 from torch_ltc.lowering.functional_computation import Memory
 from torch_ltc.lowering.interface import Arguments, Computation, FunctionComputation, Outcome
 from torch_ltc.lowering.lower import Executable
+from torch_ltc.lowering.out_of_memory import is_out_of_memory
 from torch_ltc.lowering.registry import registry
 from torch_ltc.lowering.result_checks import check_count, check_result, fitted
 from torch_ltc.pytorch.profiler_ranges import span
@@ -118,16 +118,17 @@ def _run_captured(
     previous: Sequence[weakref.ref[Buffer]],
 ) -> Outcome | None:
     """Run the graphs of a program, if it has any or is to have some."""
-    if entry.capture is None:
+    # Whoever forgets the program takes it away, on another thread.
+    capture: Capture | None = entry.capture
+    if capture is None:
         graphs = graphs_of(entry.program.device)
         if graphs is None:
             return None
-        entry.capture = Capture(entry, graphs)
+        capture = entry.capture = Capture(entry, graphs)
     if executable is not None and not executable.proven:
         return None
     computation = None if executable is None else executable.computation
-    outcome: Outcome | None = entry.capture.run(computation, arguments, previous, policy.captures == "always")
-    return outcome
+    return capture.run(computation, arguments, previous, policy.captures == "always")
 
 
 def _reference(entry: CachedProgram) -> Computation:

@@ -16,6 +16,7 @@ from torch_ltc.device import (
     padded_sequences,
     random_ops,
     recurrent,
+    sparse,
     views,
     widened_ops,
 )
@@ -149,7 +150,6 @@ def register_kernels() -> None:
         **copies.COMPOSITES,
         **random_ops.COMPOSITES,
         **cpu_composites.COMPOSITES,
-        **other_layouts.COMPOSITES,
         **recurrent.COMPOSITES,
     }
     for name, kernel in composites.items():
@@ -158,6 +158,8 @@ def register_kernels() -> None:
     for name, kernel in other_layouts.PRODUCTS.items():
         for key in ("SparsePrivateUse1", "SparseCsrPrivateUse1"):
             aten.impl(name, key, kernel, False)
+    for name, kernel in sparse.KERNELS.items():
+        aten.impl(name, "SparsePrivateUse1", kernel, False)
     for name, kernel in other_layouts.PARTS.items():
         aten.impl(name, "SparseCsrPrivateUse1", kernel, False)
     for name, kernel in composite_ops.COMPOSED.items():

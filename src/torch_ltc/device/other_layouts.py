@@ -1,7 +1,7 @@
-"""Sparse, nested and quantized tensors: the device holds strided tensors only.
+"""Sparse, nested and quantized tensors.
 
-Sparse and quantized ones live on the physical device, and calls that mix them with tensors of the device run there.
-What cannot be right that way is refused at the call, with the way round.
+Calls with sparse tensors run on the physical device; those of the COO layout are on the device (`device/sparse.py`).
+Quantized ones live on the physical device. Strided nested ones are refused, with the way round.
 """
 
 from __future__ import annotations
@@ -39,25 +39,19 @@ refuse_nested = _refusing(
     "a nested tensor with the strided layout was asked for, which the ltc device cannot hold",
     "use layout=torch.jagged, or make it on the CPU; nn.TransformerEncoder(..., enable_nested_tensor=False)",
 )
-_sparse_gradient = _refusing(
-    "the gradient of an embedding with sparse=True is sparse, which the ltc device cannot hold",
-    "use sparse=False, and torch.optim.Adam in place of SparseAdam",
-)
 
 KERNELS: dict[str, Any] = {
     "aten::_nested_tensor_from_tensor_list": refuse_nested,
     "aten::_nested_view_from_buffer": refuse_nested,
 }
-COMPOSITES: dict[str, Any] = {
-    "aten::embedding_sparse_backward": _sparse_gradient,
-    "aten::_embedding_bag_sparse_backward": _sparse_gradient,
-}
 
 
 def embedding_bag_backward(*args: Any, **kwargs: Any) -> Any:
     """Kernel of `aten::_embedding_bag_backward`."""
-    is_sparse = _BAG_BACKWARD.values(args, kwargs)[_BAG_SPARSE]
-    return _sparse_gradient() if is_sparse else _bag_backward(*args, **kwargs)
+    values = _BAG_BACKWARD.values(args, kwargs)
+    if values[_BAG_SPARSE]:
+        return run_eagerly(_BAG_BACKWARD, values, "its result is sparse")
+    return _bag_backward(*args, **kwargs)
 
 
 _BAG_BACKWARD = Operator(aten._embedding_bag_backward.default)
@@ -94,4 +88,4 @@ PRODUCTS: dict[str, Any] = {
     )
 }
 
-__all__ = ["COMPOSITES", "KERNELS", "PARTS", "PRODUCTS", "refuse_nested", "run_on_physical_device"]
+__all__ = ["KERNELS", "PARTS", "PRODUCTS", "refuse_nested", "run_on_physical_device"]

@@ -53,6 +53,8 @@ AUTOCAST = DispatchKeySet(DispatchKey.AutocastPrivateUse1)  # type: ignore[attr-
 AUTOCAST_CUDA = DispatchKeySet(DispatchKey.AutocastCUDA)
 ExcludeDispatchKeys = torch._C._ExcludeDispatchKeyGuard
 COMPRESSED = DispatchKeySet(DispatchKey.SparseCsrCPU)
+SPARSE_KEY = DispatchKey.SparseCPU
+COORDINATES = DispatchKeySet(SPARSE_KEY)
 # After `use_meta(True)` on a thread, operators on device tensors run their meta kernels there: views become aliases
 # that nobody records. Call it in a `try` whose `finally` calls `include_key(META_KEY, False)`, which takes out what
 # came with it, and then `use_meta(False)`, which takes out the backend: in this order the thread's keys are as before.

@@ -108,6 +108,7 @@ SPARSE: dict[str, Callable[[Tensor], Tensor]] = {
     "transpose": lambda t: t.transpose(0, 1),
     "resized": lambda t: t.sparse_resize_((4, 4), 2, 0),
     "zeroed": lambda t: t.zero_(),
+    "divided": lambda t: t / 4,
     "copied": lambda t: torch.zeros_like(t).copy_(t),
 }
 
@@ -118,6 +119,25 @@ def test_sparse_tensors_of_the_device(name: str) -> None:
         assert_same_sparse(SPARSE[name](ours), SPARSE[name](expected))
         assert_same(ours.to_dense(), expected.to_dense())
         assert_same(ours.cpu().to_dense(), expected.to_dense())
+
+
+@pytest.mark.parametrize("layout", [torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc])
+def test_compressed_sparse_tensors_of_the_device(layout: torch.layout) -> None:
+    x = torch.eye(4).mul(3)
+    blocks = (2, 2) if layout in (torch.sparse_bsr, torch.sparse_bsc) else None
+    ours, expected = (t.to_sparse(layout=layout, blocksize=blocks) for t in (lazy(x), x))
+    for sparse in (ours, expected.to("ltc"), ours.clone(), ours.to(torch.float64).to(torch.float32)):
+        assert sparse.device.type == "ltc"
+        assert sparse.layout is layout
+        assert_same(sparse.values(), expected.values())
+        assert_same(sparse.to_dense(), x)
+        assert_same(sparse.cpu().to_dense(), x)
+
+
+def test_views_of_sparse_tensors_are_those_of_the_cpu() -> None:
+    ours, expected = sparse_pair()
+    assert_same_sparse(ours.unsqueeze(0), expected.unsqueeze(0))
+    assert_same_sparse(torch.cat([ours, ours]), torch.cat([expected, expected]))
 
 
 def test_a_sparse_tensor_of_the_device_goes_through_autograd() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 import warnings
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from torch_ltc.execute.no_sync import sync_guard
 from torch_ltc.execute.random_state import device_random
 from torch_ltc.execute.sync import cut, physical
 from torch_ltc.program.spec import spec_of
-from torch_ltc.pytorch.private import pytree
+from torch_ltc.pytorch.private import VIEW_TRACKING, pytree, without_keys
 from torch_ltc.record.buffer import buffer_of, physical_device
 from torch_ltc.record.call_site import current_source
 from torch_ltc.record.operator import Kind, Operator
@@ -67,10 +68,12 @@ def run_eagerly(operator: Operator, values: tuple[Any, ...], reason: str) -> Any
 
 def _run(operator: Operator, values: tuple[Any, ...]) -> Any:
     given, structure = pytree.tree_flatten(list(values))
-    leaves = [_on_physical_device(leaf) if _is_compressed_or_nested(leaf) else leaf for leaf in given]
+    leaves = list(given)
     # Sparse tensors are taken apart here and put together of the physical parts: each with the place of its parts.
     opened: dict[int, tuple[torch.Tensor, int]] = {}
     for leaf in given:
+        if is_lazy(leaf) and leaf.is_nested:
+            raise _nested()
         if sparse.is_on_device(leaf) and id(leaf) not in opened:
             opened[id(leaf)] = (leaf, len(leaves))
             leaves.extend(sparse.parts(leaf))
@@ -84,7 +87,10 @@ def _run(operator: Operator, values: tuple[Any, ...]) -> Any:
     def work() -> tuple[Any, dict[int, torch.Tensor], dict[int, torch.Tensor]]:
         # Aliases: a call that resizes its target must not resize the buffer's own tensor, which others look at.
         real = {i: physical(buffer, spec).detach() for i, (buffer, spec) in lazy.items()}
-        built = {key: sparse.put_together(like, real[at], real[at + 1]) for key, (like, at) in opened.items()}
+        built = {
+            key: sparse.put_together(like, *[real[i] for i in range(at, at + len(sparse.parts(like)))])
+            for key, (like, at) in opened.items()
+        }
         arguments = [device if _names_device(leaf) else leaf for leaf in leaves[: len(given)]]
         arguments = [real.get(i, built.get(id(leaf), leaf)) for i, leaf in enumerate(arguments)]
         filled = pytree.tree_unflatten(arguments, structure)
@@ -94,7 +100,9 @@ def _run(operator: Operator, values: tuple[Any, ...]) -> Any:
         kwargs = {a.name: v for a, v in zip(operator.arguments[split:], filled[split:], strict=True)}
         if any(a.kind is Kind.DROPPED for a in operator.arguments):
             kwargs["pin_memory"] = None
-        return operator.op(*filled[:split], **kwargs), real, built
+        # Kernels for sparse tensors count on it that nobody tracks views, as below autograd in eager.
+        with without_keys(VIEW_TRACKING) if built else nullcontext():
+            return operator.op(*filled[:split], **kwargs), real, built
 
     with recorder.lock:
         cut(SyncReason.FALLBACK)
@@ -112,7 +120,7 @@ def _run(operator: Operator, values: tuple[Any, ...]) -> Any:
         if id(target) in built:
             sparse.replace(target, _wrap(built[id(target)], owners))
     # What comes back as it was given is what was given.
-    same = {id(leaf): leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.layout is not torch.strided}
+    same = {id(leaf): leaf for leaf in given if sparse.is_sparse(leaf)}
     same.update((id(tensor), opened[key][0]) for key, tensor in built.items())
     return pytree.tree_map(lambda item: same[id(item)] if id(item) in same else _wrap(item, owners), out)
 
@@ -121,30 +129,11 @@ def _is_plain(value: object) -> bool:
     return is_lazy(value) and value.layout is torch.strided  # type: ignore[attr-defined]
 
 
-def _is_compressed_or_nested(value: object) -> bool:
-    """True for a sparse or nested tensor that PyTorch has made of tensors of the device, other than COO."""
-    if not isinstance(value, torch.Tensor) or value.device.type != "ltc":
-        return False
-    return value.is_nested or value.layout not in (torch.strided, torch.sparse_coo)
-
-
-def _on_physical_device(tensor: torch.Tensor) -> torch.Tensor:
-    """The sparse tensor with the same parts there."""
-    if tensor.is_nested:
-        raise UnsupportedLayoutError(
-            "the ltc device cannot hold nested tensors with the strided layout",
-            source=str(current_source(2)),
-            hint="use layout=torch.jagged, or make it on the CPU",
-        )
-    by_rows = tensor.layout in (torch.sparse_csr, torch.sparse_bsr)
-    device = physical_device()
-    return torch.sparse_compressed_tensor(
-        (tensor.crow_indices() if by_rows else tensor.ccol_indices()).to(device),
-        (tensor.col_indices() if by_rows else tensor.row_indices()).to(device),
-        tensor.values().to(device),
-        size=tensor.size(),
-        layout=tensor.layout,
-        check_invariants=False,
+def _nested() -> UnsupportedLayoutError:
+    return UnsupportedLayoutError(
+        "the ltc device cannot hold nested tensors with the strided layout",
+        source=str(current_source(2)),
+        hint="use layout=torch.jagged, or make it on the CPU",
     )
 
 
@@ -161,7 +150,7 @@ def _adopt_shape(lazy: torch.Tensor, real: torch.Tensor) -> None:
 def _wrap(item: Any, owners: dict[int, tuple[torch.Tensor, torch.Tensor]]) -> Any:
     if not isinstance(item, torch.Tensor) or item.is_quantized or item.is_nested:
         return item
-    if item.layout is torch.sparse_coo:
+    if sparse.is_sparse(item):
         return sparse.put_together(item, *(_wrap(part, owners) for part in sparse.parts(item)))
     if item.layout is not torch.strided:
         return item

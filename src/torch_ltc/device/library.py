@@ -155,13 +155,10 @@ def register_kernels() -> None:
     for name, kernel in composites.items():
         for key in ("AutogradPrivateUse1", "PrivateUse1"):
             aten.impl(name, key, kernel, False)
-    for name, kernel in other_layouts.PRODUCTS.items():
-        for key in ("SparsePrivateUse1", "SparseCsrPrivateUse1"):
-            aten.impl(name, key, kernel, False)
-    for name, kernel in sparse.KERNELS.items():
-        aten.impl(name, "SparsePrivateUse1", kernel, False)
-    for name, kernel in other_layouts.PARTS.items():
-        aten.impl(name, "SparseCsrPrivateUse1", kernel, False)
+    names = [op.name() for op in overloads()]
+    for layout, own in (("Sparse", sparse.KERNELS), ("SparseCsr", sparse.COMPRESSED_KERNELS)):
+        for name, kernel in {**other_layouts.eager_kernels(names, layout, own), **own}.items():
+            aten.impl(name, f"{layout}PrivateUse1", kernel, False)
     for name, kernel in composite_ops.COMPOSED.items():
         aten.impl(name, "PrivateUse1", kernel, False)
     for name, kernel in composite_ops.AUTOGRAD.items():

@@ -1,13 +1,12 @@
 """Sparse, nested and quantized tensors.
 
-Calls with sparse tensors run on the physical device; those of the COO layout are on the device (`device/sparse.py`).
+Sparse tensors are on the device (`device/sparse.py`), and calls on them run on the physical device.
 Quantized ones live on the physical device. Strided nested ones are refused, with the way round.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn
 
 import torch
@@ -15,7 +14,7 @@ import torch
 from torch_ltc.device.fallback import run_eagerly
 from torch_ltc.device.kernels import Kernel, make_kernel
 from torch_ltc.errors import UnsupportedLayoutError
-from torch_ltc.pytorch.private import COMPRESSED, OpOverload
+from torch_ltc.pytorch.private import OpOverload, has_kernel_for
 from torch_ltc.record.call_site import current_source
 from torch_ltc.record.operator import Operator
 
@@ -60,32 +59,20 @@ _bag_backward = make_kernel(aten._embedding_bag_backward.default)
 KERNELS["aten::_embedding_bag_backward"] = embedding_bag_backward
 
 
-def _part(op: OpOverload) -> Kernel:
-    """A part of a compressed sparse tensor, which PyTorch's kernel takes whatever device it is on."""
-    return lambda tensor: op.redispatch(COMPRESSED, tensor)
+def eager_kernels(names: Iterable[str], key: str, own: Mapping[str, Kernel]) -> dict[str, Kernel]:
+    """Kernels for all operators that PyTorch has for a sparse layout of the CPU: composed of others, as for devices
+    without kernels, most would end in one that takes no sparse tensors."""
+    found = [name for name in names if name not in own and has_kernel_for(name, f"{key}CPU")]
+    return {name: _on_physical_device(name) for name in found}
 
 
-PARTS: dict[str, Any] = {
-    op.name(): _part(op)
-    for op in (
-        aten.crow_indices.default,
-        aten.col_indices.default,
-        aten.ccol_indices.default,
-        aten.row_indices.default,
-        aten.values.default,
-    )
-}
-# Operators that are composed of their `out=` form for devices without a kernel, which takes no other layouts.
-PRODUCTS: dict[str, Any] = {
-    op.name(): functools.partial(run_on_physical_device, op)
-    for op in (
-        aten.mm.default,
-        aten.addmm.default,
-        aten.bmm.default,
-        aten.baddbmm.default,
-        aten.mv.default,
-        aten.addmv.default,
-    )
-}
+def _on_physical_device(name: str) -> Kernel:
+    plain, _, overload = name.removeprefix("aten::").partition(".")
 
-__all__ = ["KERNELS", "PARTS", "PRODUCTS", "refuse_nested", "run_on_physical_device"]
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        return run_on_physical_device(getattr(getattr(aten, plain), overload or "default"), *args, **kwargs)
+
+    return kernel
+
+
+__all__ = ["KERNELS", "eager_kernels", "refuse_nested", "run_on_physical_device"]

@@ -1,4 +1,4 @@
-"""Sparse tensors of the device with the COO layout: a tensor of indices and one of values, both on the device.
+"""Sparse tensors of the device: their indices and values are tensors of the device.
 
 PyTorch's own kernels make them and take them apart, whatever device their parts are on. Calls on them run on the
 physical device, and sparse results are put on the device again.
@@ -10,33 +10,54 @@ from typing import Any
 
 import torch
 
-from torch_ltc.pytorch.private import COORDINATES, SPARSE_KEY, OpOverload
+from torch_ltc.pytorch.private import COMPRESSED, COORDINATES, SPARSE_KEY, OpOverload
 
 aten = torch.ops.aten
 _with_parts = aten._sparse_coo_tensor_with_dims_and_tensors.default
 _without_parts = aten._sparse_coo_tensor_with_dims.default
 
 
+_COO_PARTS = (aten._indices.default, aten._values.default)
+_ROW_PARTS = (aten.crow_indices.default, aten.col_indices.default, aten.values.default)
+_COLUMN_PARTS = (aten.ccol_indices.default, aten.row_indices.default, aten.values.default)
+_PARTS: dict[torch.layout, tuple[OpOverload, ...]] = {
+    torch.sparse_coo: _COO_PARTS,
+    torch.sparse_csr: _ROW_PARTS,
+    torch.sparse_bsr: _ROW_PARTS,
+    torch.sparse_csc: _COLUMN_PARTS,
+    torch.sparse_bsc: _COLUMN_PARTS,
+}
+
+
+def is_sparse(value: object) -> bool:
+    """True for a sparse tensor of any device."""
+    return isinstance(value, torch.Tensor) and value.layout in _PARTS
+
+
 def is_on_device(value: object) -> bool:
-    """True for a sparse COO tensor of the device."""
-    return isinstance(value, torch.Tensor) and value.layout is torch.sparse_coo and value.device.type == "ltc"
+    """True for a sparse tensor of the device."""
+    return is_sparse(value) and value.device.type == "ltc"  # type: ignore[attr-defined]
 
 
 def _ask(op: OpOverload, tensor: torch.Tensor) -> Any:
     """What PyTorch's kernel says of a sparse tensor, without a look at its parts."""
-    return op.redispatch(COORDINATES, tensor) if is_on_device(tensor) else op(tensor)
+    return op.redispatch(COORDINATES if tensor.layout is torch.sparse_coo else COMPRESSED, tensor)
 
 
-def put_together(like: torch.Tensor, indices: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """A sparse tensor of these parts, of the size of another one and coalesced if that is."""
+def put_together(like: torch.Tensor, *parts: torch.Tensor) -> torch.Tensor:
+    """A sparse tensor of these parts, of the layout and the size of another one, and coalesced if that is."""
+    size = list(like.size())
+    if like.layout is not torch.sparse_coo:
+        return torch.sparse_compressed_tensor(*parts, size=size, layout=like.layout, check_invariants=False)
+    indices, values = parts
     coalesced = _ask(aten.is_coalesced.default, like)
     dims = _ask(aten.sparse_dim.default, like), _ask(aten.dense_dim.default, like)
-    return make(*dims, list(like.size()), indices, values, device=values.device, is_coalesced=coalesced)
+    return make(*dims, size, indices, values, device=values.device, is_coalesced=coalesced)
 
 
-def parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """The indices and the values."""
-    return _ask(aten._indices.default, tensor), _ask(aten._values.default, tensor)
+    return tuple([_ask(op, tensor) for op in _PARTS[tensor.layout]])
 
 
 def replace(target: torch.Tensor, tensor: torch.Tensor) -> None:
@@ -88,7 +109,7 @@ def empty(size: Any, *, memory_format: torch.memory_format | None = None, **opti
 
 def copy_(target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
     """Kernel of `aten::copy_`; eager has none from one layout to another."""
-    if target.layout is not source.layout or target.layout is not torch.sparse_coo:
+    if target.layout is not source.layout:
         raise RuntimeError(
             "copy_() between dense and sparse Tensors is not implemented! Found self type = "
             f"{target.type()} and src type = {source.type()}"
@@ -112,8 +133,8 @@ def to_copy(
     memory_format: torch.memory_format | None = None,
 ) -> torch.Tensor:
     """Kernel of `aten::_to_copy`: copies of the parts, which is recorded when they stay on the device."""
-    indices, values = (part.to(device, copy=True) for part in parts(source))
-    return put_together(source, indices, values.to(dtype))
+    *indices, values = [part.to(device, copy=True) for part in parts(source)]
+    return put_together(source, *indices, values.to(dtype))
 
 
 KERNELS: dict[str, Any] = {
@@ -125,15 +146,25 @@ KERNELS: dict[str, Any] = {
 }
 
 
-def _plain(op: OpOverload) -> Any:
-    return lambda *args: op.redispatch(COORDINATES, *args)
+def _plain(op: OpOverload, keys: Any) -> Any:
+    return lambda *args: op.redispatch(keys, *args)
 
 
 KERNELS.update(
-    (op.name(), _plain(op))
+    (op.name(), _plain(op, COORDINATES))
     for op in (
-        aten._indices.default, aten._values.default, aten.indices.default, aten.values.default, aten._nnz.default,
-        aten._coalesced_.default, aten.is_coalesced.default, aten.sparse_dim.default, aten.dense_dim.default,
-        aten._dimI.default, aten._dimV.default,
+        *_COO_PARTS, aten.indices.default, aten.values.default, aten._nnz.default, aten._coalesced_.default,
+        aten.is_coalesced.default, aten.sparse_dim.default, aten.dense_dim.default, aten._dimI.default,
+        aten._dimV.default,
     )
 )  # fmt: skip
+COMPRESSED_KERNELS: dict[str, Any] = {
+    "aten::copy_": copy_,
+    "aten::_to_copy": to_copy,
+    **{
+        op.name(): _plain(op, COMPRESSED)
+        for op in (
+            *_ROW_PARTS, *_COLUMN_PARTS, aten._nnz.default, aten.sparse_dim.default, aten.dense_dim.default,
+        )
+    },
+}  # fmt: skip

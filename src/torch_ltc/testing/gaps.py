@@ -24,9 +24,6 @@ DEVICE_GAPS: dict[str, str] = {
     "scatter_add/*/late": _DATA,
     "multinomial/*/late": _DATA,
     "masked_fill/*/late": _DATA,
-    "sparse.sampled_addmm/*/raises": (
-        "a compressed sparse tensor lives on the physical device, and autograd refuses a gradient of another device"
-    ),
     "normal/float32/silent": _EMPTY_OUT,
     "normal/bfloat16/silent": _EMPTY_OUT,
     "tensordot/bfloat16/stride": (

@@ -1,6 +1,8 @@
 """Training steps of transformers on a GPU: eager, `torch.compile`, recorded, captured and jit, as ratios to eager.
 
     python -m benchmarks.graphs [--rounds 2] [--json FILE]
+    python -m benchmarks.graphs --host [--optimizer sgd]     what a replay costs on the host; on any machine
+    python -m benchmarks.graphs --replays 10000              thousands of replays against recorded steps
 
 Each system runs in a process of its own, one after the other, in turn for each round: bfloat16, SGD with momentum, the
 loss read every ten steps. A figure is the median over rounds of milliseconds a step; `host` is the part of it that the
@@ -118,7 +120,17 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--json")
     parser.add_argument("--system", help=argparse.SUPPRESS)
+    parser.add_argument("--host", action="store_true")
+    parser.add_argument("--optimizer", choices=("sgd", "adam"), default="sgd")
+    parser.add_argument("--replays", type=int)
     options = parser.parse_args()
+    if options.host or options.replays:
+        if torch.cuda.is_available() and not options.host:
+            os.environ["LTC_TS_CUDA"] = "1"
+        from benchmarks import replays  # noqa: PLC0415  imports torch_ltc, without which eager CUDA runs
+
+        print(replays.host(options.optimizer) if options.host else replays.many(options.replays))
+        return
     if options.system:
         child(options.system)
         return

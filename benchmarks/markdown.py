@@ -27,6 +27,7 @@ GPU_SYSTEMS = {
     "compile": "`torch.compile`",
     "compile-reduce-overhead": '`torch.compile(mode="reduce-overhead")`',
     "compile-max-autotune": '`torch.compile(mode="max-autotune-no-cudagraphs")`',
+    "ltc": "recorded, the default (`auto`)",
     "ltc-recorded": "recorded, not captured",
     "ltc-interpreter": "recorded and captured, interpreter",
     "ltc-torchscript": "recorded and captured, TorchScript",

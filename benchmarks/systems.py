@@ -245,6 +245,8 @@ class Ltc(System):
         self._replayed: Any = None
         self._captures = 0
         self._not_captured: dict[int, str] = {}
+        # Programs whose forms were measured, and what was found.
+        self._chosen: dict[int, str] = {}
         events = self._ltc.events
         self._compiles: list[tuple[float, float]] = []
         self._runs: deque[tuple[int, str]] = deque(maxlen=100_000)
@@ -257,6 +259,7 @@ class Ltc(System):
         events.subscribe(lambda event: self._runs.append((event.program, event.backend)), events.ExecuteEvent)
         events.subscribe(self._on_refusal, events.RefusalEvent)
         events.subscribe(self._on_capture, events.CaptureEvent)
+        events.subscribe(self._on_choice, events.ChoiceEvent)
         events.subscribe(self._on_sync, events.SyncEvent)
         events.subscribe(self._on_read, events.ReadEvent)
 
@@ -279,6 +282,7 @@ class Ltc(System):
     def remarks(self) -> list[str]:
         """Steps that were not replayed, programs that were not captured."""
         found = [f"not captured: {reason}" for reason in self._not_captured.values()]
+        found += self._chosen.values()
         explained = self._replayed.explain() if self._replayed is not None else ""
         if "not replayed" in explained or " 0 replayed" in explained:
             found += explained.splitlines()
@@ -305,6 +309,8 @@ class Ltc(System):
         """Whether the backend ran every program of the last step, but for those that it cannot or need not compile."""
         if len(self._compiles) + self._captures != self._compiles_before:
             return False
+        if self._backend == "auto":
+            return all(program in self._chosen for program, _ in list(self._runs))
         spared = self._single.union(self._refused)
         return all(backend == self._backend or program in spared for program, backend in list(self._runs))
 
@@ -327,6 +333,10 @@ class Ltc(System):
             self._not_captured[event.program] = event.refusal
         else:
             self._not_captured.pop(event.program, None)
+
+    def _on_choice(self, event: Any) -> None:
+        timings = ", ".join(f"{name} {took_s * 1e3:.3g} ms" for name, took_s in event.timings)
+        self._chosen[event.program] = f"program {event.program} runs on {event.kept}: {timings}"
 
     def _on_sync(self, event: Any) -> None:
         self._instructions += event.instructions
@@ -403,6 +413,7 @@ SYSTEMS: dict[str, Callable[[], System]] = {
     "compile-optimizer": lambda: Compiled(optimizer=True),
     "compile-reduce-overhead": lambda: Compiled(mode="reduce-overhead"),
     "compile-max-autotune": lambda: Compiled(mode="max-autotune-no-cudagraphs"),
+    "ltc": lambda: Ltc("auto"),
     "ltc-recorded": lambda: Ltc("torchscript", capture=False),
     "ltc-interpreter": lambda: Ltc("interpreter"),
     "ltc-torchscript": lambda: Ltc("torchscript"),

@@ -28,6 +28,7 @@ from torch_ltc.program.instruction import Call, Program
 pytestmark = pytest.mark.filterwarnings("ignore:index_reduce.. is in beta:UserWarning")
 
 aten = torch.ops.aten
+X = torch.arange(6.0).view(2, 3)
 
 
 @pytest.fixture(autouse=True)
@@ -376,6 +377,19 @@ def test_operators_that_inductor_leaves_to_pytorch_are_supported_whatever_they_i
     assert all(InductorBackend().supports(call) for call in calls)
 
 
+def test_operators_on_lists_that_inductor_leaves_to_a_kernel_are_given_in_a_form_that_it_fuses() -> None:
+    def names(scalars: list[float]) -> list[str]:
+        return [call.name for call in functional(lambda x, y: torch._foreach_div([x, y], scalars), X, X).calls]
+
+    assert names([2.0, 2.0]) == ["aten::_foreach_div.Scalar"]
+    assert names([2.0, 3.0]) == ["aten::div.Scalar"] * 2
+    assert names([0.0, -0.0]) == ["aten::div.Scalar"] * 2
+    norms = functional(lambda x, y: torch._foreach_norm([x, y]), X, X).calls
+    assert not any(call.name.startswith("aten::_foreach") for call in norms)
+    kept = functional(lambda x, y: torch._foreach_mul([x, y], 2.0), X, X).calls
+    assert [call.name for call in kept] == ["aten::_foreach_mul.Scalar"]
+
+
 # ---- what is saved before a run -----------------------------------------------------------------------------------
 
 
@@ -422,3 +436,67 @@ def test_what_is_saved_beside_calls_that_the_graph_does_not_check() -> None:
     mask = torch.tensor([True, False, True])
     values = torch.ones(2)
     assert at_risk(lambda c, k, v: (c.add_(1), c.sin().index_put((k,), v))[1], count, mask, values) == (0,)
+
+
+# ---- channels last ------------------------------------------------------------------------------------------------
+
+
+def features_and_gradients(images: Tensor, *parameters: Tensor) -> list[Tensor]:
+    """Features of a small convolutional network, and the gradients of its parameters."""
+    first, scale, shift, second = leaves = [tensor.detach().requires_grad_() for tensor in parameters]
+    hidden = F.batch_norm(F.conv2d(images, first, padding=1), None, None, scale, shift, training=True).relu()
+    features = F.conv2d(F.max_pool2d(hidden, 2), second, padding=1).relu()
+    return [features.detach(), *torch.autograd.grad(features.square().sum(), leaves)]
+
+
+def channels_last_clones(built: Built) -> list[str]:
+    """What the graph lays out with its channels last: placeholders or operators."""
+    clones = [node for node in built.module.graph.nodes if node.target is aten.clone.default]
+    found = [node.args[0] for node in clones if node.kwargs.get("memory_format") is torch.channels_last]
+    return ["input" if source.op == "placeholder" else str(source.target) for source in found]
+
+
+class Watched(torch.fx.Interpreter):
+    """Runs a graph, and keeps the results of these operators."""
+
+    def __init__(self, module: torch.fx.GraphModule, *ops: Any) -> None:
+        super().__init__(module)
+        self.ops = ops
+        self.made: list[Tensor] = []
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        result = super().run_node(n)
+        if n.target in self.ops:
+            self.made.append(result)
+        return result
+
+
+def test_convolutions_have_their_channels_last_and_results_lie_as_recorded() -> None:
+    torch.manual_seed(0)
+    sizes = ((2, 3, 8, 8), (8, 3, 3, 3), (8,), (8,), (8, 8, 3, 3))
+    given = [torch.randn(size) for size in sizes]
+    form = functional(features_and_gradients, *given)
+    built = build(form)
+    # The images and two weights, each once for forward and backward.
+    assert channels_last_clones(built) == ["input"] * 3
+    run = Watched(built.module, aten.convolution.default, aten.relu.default, aten.threshold_backward.default)
+    made = dict(zip(built.returned, run.run(*given)))
+    assert len(run.made) == 6
+    assert all(value.is_contiguous(memory_format=torch.channels_last) for value in run.made)
+    for number, value in zip(form.outputs, features_and_gradients(*given), strict=True):
+        torch.testing.assert_close(made[number], value, rtol=1e-4, atol=1e-4)
+        assert made[number].stride() == value.stride()
+
+
+def test_images_that_have_their_channels_last_are_taken_as_they_are() -> None:
+    images = torch.randn(2, 3, 8, 8).to(memory_format=torch.channels_last)
+    weight = torch.randn(4, 3, 3, 3).to(memory_format=torch.channels_last)
+    assert channels_last_clones(graph_of(lambda x, w: F.conv2d(x, w).relu(), images, weight)) == []
+
+
+def test_layouts_stay_as_recorded_where_a_call_depends_on_them() -> None:
+    def strided(images: Tensor, weight: Tensor) -> Tensor:
+        return torch.as_strided(F.conv2d(images, weight), (4,), (3,))
+
+    images, weight = torch.randn(2, 3, 8, 8), torch.randn(4, 3, 3, 3)
+    assert channels_last_clones(graph_of(strided, images, weight)) == []

@@ -264,6 +264,92 @@ def test_a_tensor_that_is_captured_and_bound_to_another_is_seen() -> None:
     assert function(y).tolist() == [20.0, 20.0]
 
 
+def test_a_tensor_that_is_bound_to_an_equal_one_is_seen() -> None:
+    state = {"x": torch.ones(1).to("ltc")}
+    function = torch_ltc.jit(lambda y: state["x"] + y)
+    y = torch.ones(1).to("ltc")
+    for _ in range(4):
+        assert function(y).tolist() == [2.0]
+    state["x"] = torch.ones(1).to("ltc")
+    assert function(y).tolist() == [2.0]
+    state["x"].add_(5)
+    assert function(y).tolist() == [7.0]
+
+
+def test_a_tensor_whose_shape_changes_in_place_is_seen() -> None:
+    table = torch.arange(4.0).view(2, 2).to("ltc")
+    function = torch_ltc.jit(lambda y: table @ y)
+    y = torch.tensor([1.0, 0.0]).to("ltc")
+    for _ in range(4):
+        assert function(y).tolist() == [0.0, 2.0]
+    table.t_()
+    for _ in range(4):
+        assert function(y).tolist() == [0.0, 1.0]
+
+
+def test_a_parameter_that_is_frozen_or_thawed_is_seen() -> None:
+    layers = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1)).to("ltc")
+    optimizer = torch.optim.SGD(layers.parameters(), lr=0.1)
+
+    @torch_ltc.jit
+    def step(x: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss = layers(x).sum()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    x = torch.ones(1, 2).to("ltc")
+    for _ in range(5):
+        step(x)
+    frozen = layers[0].weight
+    layers[0].requires_grad_(False)
+    frozen.grad = layers[0].bias.grad = None
+    before = frozen.tolist()
+    for _ in range(5):
+        step(x)
+    assert frozen.tolist() == before
+    layers[0].requires_grad_(True)
+    for _ in range(5):
+        step(x)
+    assert frozen.tolist() != before
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [((1.0, -1.0), (1.0, -1.0)), ((0.0, -0.0), (0.0, -0.0)), ((True, 2, True), (1.0, 2.0, 1.0))],
+)
+def test_a_number_in_a_container_that_changes_is_seen(values: tuple[float, ...], expected: tuple[float, ...]) -> None:
+    options = {"scale": values[0]}
+    function = torch_ltc.jit(lambda x: x * options["scale"])
+    x = torch.ones(1).to("ltc")
+    for value, wanted in zip(values, expected, strict=True):
+        options["scale"] = value
+        for _ in range(4):
+            assert str(function(x).tolist()[0]) == str(wanted)
+
+
+def test_a_number_that_changes_its_type_is_seen() -> None:
+    options: dict[str, Any] = {"scale": 1}
+    function = torch_ltc.jit(lambda x: x * options["scale"])
+    x = torch.ones(1, dtype=torch.int64).to("ltc")
+    for _ in range(4):
+        assert function(x).dtype is torch.int64
+    options["scale"] = 1.0
+    assert function(x).dtype is torch.float32
+
+
+def test_a_set_whose_contents_change_is_seen() -> None:
+    chosen = {0, 1}
+    function = torch_ltc.jit(lambda x: x[sorted(chosen)[0]] * 2)
+    x = torch.arange(4.0).to("ltc")
+    for _ in range(4):
+        assert function(x).item() == 0.0
+    chosen.remove(0)
+    chosen.add(3)
+    assert function(x).item() == 2.0
+
+
 def test_gradients_are_accumulated_as_in_eager() -> None:
     results = {}
     for device in ("cpu", "ltc"):
@@ -461,3 +547,45 @@ def test_a_mapping_that_makes_its_values_is_no_state() -> None:
     for _ in range(4):
         assert function(x).tolist() == [2.0, 2.0]
     assert counts(function) == (2, 2)
+
+
+def test_gradients_stay_in_place_unless_someone_holds_them() -> None:
+    layer = nn.Linear(3, 2).to("ltc")
+
+    @torch_ltc.jit
+    def step(x: Tensor) -> Tensor:
+        layer.zero_grad()
+        loss = layer(x).sum()
+        loss.backward()
+        return loss
+
+    for scale in range(1, 5):
+        step(torch.full((1, 3), float(scale)).to("ltc"))
+    kept = layer.weight.grad
+    step(torch.full((1, 3), 5.0).to("ltc"))
+    assert layer.weight.grad is not kept
+    assert kept is not None
+    view = layer.weight.grad.view(-1)
+    assert kept.tolist() == [[4.0] * 3] * 2
+    del kept
+    step(torch.full((1, 3), 6.0).to("ltc"))
+    assert view.tolist() == [5.0] * 6
+    del view
+    identity = id(layer.weight.grad)
+    step(torch.full((1, 3), 7.0).to("ltc"))
+    assert id(layer.weight.grad) == identity
+    assert layer.weight.grad.tolist() == [[7.0] * 3] * 2
+    assert counts(step)[1] >= 5
+
+
+def test_a_hook_that_is_added_is_seen() -> None:
+    layer = nn.Linear(2, 1).to("ltc")
+    function = torch_ltc.jit(lambda x: layer(x) * 1)
+    x = torch.ones(1, 2).to("ltc")
+    with torch.no_grad():
+        for _ in range(4):
+            expected = function(x).item()
+        layer.register_forward_hook(lambda module, args, result: result + 10)
+        assert function(x).item() == pytest.approx(expected + 10)
+        layer._forward_hooks = type(layer._forward_hooks)()
+        assert function(x).item() == expected

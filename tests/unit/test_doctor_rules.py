@@ -242,6 +242,16 @@ def test_a_backend_that_hardly_ran() -> None:
     assert found("LTC221", replace(recording(programs=(idle,)), settings=(own,))) == []
 
 
+def test_a_program_that_stays_in_the_interpreter_by_measurement() -> None:
+    row = program(choice="interpreter, chosen by measurement: interpreter 1.00 ms, torchscript 1.20 ms", run_s=9.0)
+    finding = only("LTC224", recording(programs=(row,)))
+    assert "interpreter 1.00 ms, torchscript 1.20 ms" in finding.evidence
+    assert found("LTC224", recording(programs=(replace(row, run_s=0.0),))) == []
+    assert found("LTC224", recording(programs=(replace(row, choice="torchscript, chosen"),))) == []
+    close = SettingRow("numerics", "'close'", "env")
+    assert found("LTC224", replace(recording(programs=(row,)), settings=(close,))) == []
+
+
 def test_long_compilations_that_are_not_kept() -> None:
     rows = (compilation(1, "first", 4.0), compilation(2, "operation", 3.0), compilation(3, loaded=True))
     finding = only("LTC214", recording(compiles=rows, setting={"cache_dir": "off"}))

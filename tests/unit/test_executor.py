@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from torch_ltc.deferred import deferred
 from torch_ltc.errors import LtcError
 from torch_ltc.execute.executor import NOTHING, Executor, Uses
 from torch_ltc.program.spec import make_spec
+from torch_ltc.pytorch.openmp import release_pool
 from torch_ltc.record.buffer import new_buffer
 
 LONG_S = 30.0
@@ -187,6 +190,31 @@ def test_the_worker_does_not_inherit_modes_of_the_caller() -> None:
         assert executor.call(torch.is_inference_mode_enabled) is False
         assert executor.call(lambda: torch.is_autocast_enabled("cpu")) is False
         assert executor.call(torch.is_grad_enabled) is True
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="counts the threads of the process")
+def test_nobody_keeps_kernel_threads_who_does_not_compute() -> None:
+    def wait_for_threads(most: int) -> int:
+        deadline = time.monotonic() + 20
+        while (count := len(os.listdir("/proc/self/task"))) > most and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return count
+
+    executor = Executor()
+    before = torch.get_num_threads()
+    x = torch.ones(1_000_000)
+    try:
+        torch.set_num_threads(4)
+        release_pool()
+        executor.call(lambda: None)
+        alone = len(os.listdir("/proc/self/task"))
+        torch.sin(x)
+        assert len(os.listdir("/proc/self/task")) == alone + 3
+        # Those of the worker, and no longer those of this thread.
+        assert executor.call(lambda: (torch.sin(x), wait_for_threads(alone + 3))[1]) == alone + 3
+        assert wait_for_threads(alone) == alone
+    finally:
+        torch.set_num_threads(before)
 
 
 _UNREAD_FAILURE = """

@@ -23,6 +23,7 @@ from torch_ltc.device.kernels import apply_forced_fallback
 from torch_ltc.device.library import register_kernels
 from torch_ltc.errors import LtcWarning
 from torch_ltc.execute.sync import program_synced
+from torch_ltc.native.library import extension
 from torch_ltc.pytorch.patches import changes
 from torch_ltc.record.recorder import recorder
 
@@ -52,7 +53,7 @@ def install() -> None:
 
     The page on compatibility lists the changes. A change that is in force already stays as it is.
     """
-    changes.install()
+    changes.install(native=extension is not None)
 
 
 def uninstall() -> None:

@@ -66,7 +66,7 @@ class Arguments:
     an input which the program updates may be given other memory, in `Outcome.replaced`.
     """
 
-    __slots__ = ("held", "scalars", "generator", "device", "sources", "replaceable", "_inputs")
+    __slots__ = ("held", "scalars", "generator", "device", "sources", "replaceable", "_plain", "_inputs")
 
     def __init__(
         self,
@@ -76,6 +76,7 @@ class Arguments:
         device: torch.device,
         sources: Mapping[int, Source] | None = None,
         replaceable: bool = False,
+        plain: bool = False,
     ) -> None:
         self.held = held
         self.scalars = scalars
@@ -84,12 +85,26 @@ class Arguments:
         # Where calls that may fail were recorded this time, by the identity of the call.
         self.sources: Mapping[int, Source] = {} if sources is None else sources
         self.replaceable = replaceable
-        self._inputs: list[torch.Tensor | LtcError] | None = None
+        self._plain = plain
+        # When plain, the very list: most inputs of most programs are.
+        self._inputs: list[torch.Tensor | LtcError] | None = held if plain else None  # type: ignore[assignment]
+
+    @property
+    def plain(self) -> bool:
+        """True when every input is a PyTorch tensor: no handle, and none lost."""
+        return self._plain or all(isinstance(held, torch.Tensor) for held in self.held)
+
+    @property
+    def lost(self) -> bool:
+        """True when an input was lost."""
+        return not self._plain and any(isinstance(held, LtcError) for held in self.held)
 
     def make_writable(self, positions: Sequence[int]) -> dict[int, torch.Tensor | BackendData]:
         """Before a run that writes in place: tensors instead of handles at these positions. They replace what stands
         for the inputs outside."""
         made: dict[int, torch.Tensor | BackendData] = {}
+        if self._plain:
+            return made
         held = list(self.held)
         for position in positions:
             item = held[position]

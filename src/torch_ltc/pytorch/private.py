@@ -85,6 +85,8 @@ untyped_storage: Callable[[torch.Tensor], torch.UntypedStorage] = TensorBase.unt
 # How many tensors and Python objects hold a storage, by its `_cdata`.
 storage_use_count: Callable[[int], int] = torch._C._storage_Use_Count
 _data: Any = TensorBase.data
+_gradient: Any = TensorBase.grad
+get_gradient: Callable[[torch.Tensor], torch.Tensor | None] = _gradient.__get__
 set_data: Callable[[torch.Tensor, torch.Tensor], None] = _data.__set__
 conj_view: Callable[[torch.Tensor], torch.Tensor] = torch._conj
 neg_view: Callable[[torch.Tensor], torch.Tensor] = torch._neg_view
@@ -93,6 +95,7 @@ from_functional: Callable[[Any], Any] = torch._from_functional_tensor
 sync_functional: Callable[[Any], Any] = torch._sync
 enable_functionalization: Callable[..., None] = torch._enable_functionalization
 disable_functionalization: Callable[[], None] = torch._disable_functionalization
+add_to_each: Callable[[list[torch.Tensor], float], None] = torch._foreach_add_
 attention_choice: Callable[..., int] = torch._fused_sdp_choice
 
 # ---- autograd, modules, the profiler ------------------------------------------------------------------------------
@@ -111,6 +114,11 @@ set_flush_denormal: Callable[[bool], bool] = torch.set_flush_denormal
 mkldnn_enabled: Callable[[], bool] = torch._C._get_mkldnn_enabled
 sdp_priority_order: Callable[[], list[int]] = torch._C._get_sdp_priority_order
 overrideable_sdp_enabled: Callable[[], bool] = torch._C._get_overrideable_sdp_enabled
+
+# What `torch.compile` guards with: a number that changes whenever a dict is written to, and the check that tensors
+# are as they were.
+dict_version: Callable[[dict[Any, Any]], int] = torch._C._dynamo.guards.dict_version
+TensorGuards: Any = torch._C._dynamo.guards.TensorGuards
 
 
 def symbolic_function(name: str) -> Any:

@@ -11,12 +11,12 @@ from torch_ltc.compile.program_cache import CachedProgram
 from torch_ltc.device.registration import alias
 from torch_ltc.device.tensors import new_tensor
 from torch_ltc.program.spec import Spec, spec_of
-from torch_ltc.pytorch.private import pytree
+from torch_ltc.pytorch.private import add_to_each, pytree
 from torch_ltc.record.buffer import Buffer, buffer_of
 from torch_ltc.replay.numbers import optimizer_numbers
-from torch_ltc.replay.state import MISSING, Place, State
+from torch_ltc.replay.state import MISSING, Place, State, is_lazy
 
-__all__ = ["Anatomy", "Argument", "Made", "NotReplayable", "RecordedCall", "Unsettled", "is_lazy", "named_numbers"]
+__all__ = ["Anatomy", "Argument", "Made", "NotReplayable", "RecordedCall", "Unsettled", "add_steps", "named_numbers"]
 
 _NUMBERS = (int, float)
 
@@ -27,11 +27,6 @@ class NotReplayable(Exception):
 
 class Unsettled(Exception):
     """The reason why this recording is not like the next one will be."""
-
-
-def is_lazy(value: Any) -> bool:
-    """True for a tensor of the device."""
-    return isinstance(value, torch.Tensor) and value.device.type == "ltc"
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +124,15 @@ def named_numbers(
                 step = counted.item() + (steps.get(id(counted), 0) if ahead else 0)
             context.update(optimizer_numbers((number, index), group, step))
     return context
+
+
+def add_steps(host_tensors: list[tuple[torch.Tensor, float]]) -> None:
+    """Count up the tensors on the host that a call counts up."""
+    by_step: dict[float, list[torch.Tensor]] = {}
+    for tensor, step in host_tensors:
+        by_step.setdefault(step, []).append(tensor)
+    for step, tensors in by_step.items():
+        add_to_each(tensors, step)
 
 
 def _brief(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""The Python state that a function can reach: found by walking it, compared before and after a call, and guarded.
+"""The Python state that a function can reach: found by walking it, compared before and after a call.
 
 What is walked: closures, globals that the code names, `self`, modules, optimizers, schedulers, plain objects and
 containers. What PyTorch and the standard library keep for themselves is not.
@@ -7,16 +7,17 @@ containers. What PyTorch and the standard library keep for themselves is not.
 from __future__ import annotations
 
 import io
-import operator
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-__all__ = ["Place", "State", "TooMuchState", "walk"]
+from torch_ltc.program.spec import spec_of
+
+__all__ = ["MISSING", "Place", "State", "TooMuchState", "is_host_tensor", "is_lazy", "token", "walk"]
 
 _MOST_PLACES = 200_000
 # CPU tensors of at most this many elements are compared by value.
@@ -173,18 +174,33 @@ def walk(roots: dict[str, Any]) -> dict[tuple[int, Any], Place]:
     return found
 
 
-def _token(value: Any) -> Any:
+def is_lazy(value: Any) -> bool:
+    """True for a tensor of the device."""
+    return isinstance(value, torch.Tensor) and value.device.type == "ltc"
+
+
+def is_host_tensor(value: Any) -> bool:
+    """True for a tensor of another device."""
+    return isinstance(value, torch.Tensor) and value.device.type != "ltc"
+
+
+def token(value: Any) -> Any:
     """Equal while the value itself is the same; what it consists of has places of its own."""
+    if isinstance(value, float):
+        # Zeros of both signs are equal, and no NaN is.
+        return (type(value), value.hex())
     if isinstance(value, _SCALARS):
         return (type(value), value)
+    if is_lazy(value):
+        return (id(value), spec_of(value), value.requires_grad)
     if isinstance(value, torch.Tensor):
-        if value.device.type == "ltc":
-            return (id(value), None)
         small = value.numel() <= _SMALL and value.device.type == "cpu" and value.layout is torch.strided
         return (id(value), tuple(value.detach().flatten().tolist()) if small else value._version)
     if isinstance(value, tuple) and all(isinstance(item, _SCALARS) for item in value):
-        return value
-    if isinstance(value, (dict, list, set)):
+        return (tuple, *map(token, value))
+    if isinstance(value, (set, frozenset)):
+        return (id(value), frozenset(value))
+    if isinstance(value, (dict, list)):
         return (id(value), len(value))
     return (id(value), None)
 
@@ -204,7 +220,7 @@ class State:
         made = cls(walk(roots))
         for identity, place in made.places.items():
             value = made.values[identity] = place.get()
-            made.tokens[identity] = _token(value)
+            made.tokens[identity] = token(value)
         return made
 
     def changes(self, later: State) -> list[tuple[Place, Any, Any]]:
@@ -216,98 +232,6 @@ class State:
                 before, after = self.values.get(identity, MISSING), later.values.get(identity, MISSING)
                 changed.append((place, before, after))
         return changed
-
-    def guard(self, skip: set[tuple[int, Any]]) -> Callable[[], str]:
-        """A quick check that everything is as it is now, but for the places to `skip`: the path of a place that is
-        not, or an empty text."""
-        slow: list[tuple[Place, Any]] = []
-        empty: dict[int, Any] = {}
-        by_holder: dict[int, tuple[Any, dict[Any, Any]]] = {}
-        for identity, place in self.places.items():
-            value = self.values[identity]
-            if isinstance(value, (dict, list, set)):
-                if value:
-                    by_holder.setdefault(id(value), (value, {}))
-                else:
-                    empty[id(value)] = value
-            if identity in skip:
-                continue
-            host_tensor = isinstance(value, torch.Tensor) and value.device.type != "ltc"
-            if host_tensor or not isinstance(place.holder, (dict, list)):
-                slow.append((place, self.tokens[identity]))
-            else:
-                by_holder.setdefault(id(place.holder), (place.holder, {}))[1][place.key] = value
-        return _Guard(self.places, slow, list(empty.values()), list(by_holder.values())).check
-
-
-class _Guard:
-    """Everything that a replay relies on, by the container that holds it."""
-
-    def __init__(
-        self,
-        places: dict[tuple[int, Any], Place],
-        slow: list[tuple[Place, Any]],
-        empty: list[Any],
-        holders: list[tuple[Any, dict[Any, Any]]],
-    ) -> None:
-        self._places = places
-        self._slow = slow
-        self._empty = empty
-        self._groups = [
-            (holder, None if _is_global(holder) else len(holder), _getter(tuple(values)), tuple(values.values()))
-            for holder, values in holders
-        ]
-
-    def check(self) -> str:
-        """The path of something that has changed, or an empty text."""
-        for group in self._groups:
-            holder, length, get, expected = group
-            try:
-                if (length is None or len(holder) == length) and get(holder) == expected:
-                    continue
-            except (KeyError, IndexError, RuntimeError):
-                # A tensor that is another one has no truth value.
-                pass
-            changed = self._changed(group)
-            if changed:
-                return changed
-        if any(map(len, self._empty)):
-            grown = next(each for each in self._empty if each)
-            return next((place.path for place in self._places.values() if place.get() is grown), "a container")
-        for place, token in self._slow:
-            if _token(place.get()) != token:
-                return place.path
-        return ""
-
-    def _changed(self, group: tuple[Any, int | None, Callable[[Any], tuple[Any, ...]], tuple[Any, ...]]) -> str:
-        holder, length, get, expected = group
-        try:
-            current = get(holder)
-        except (KeyError, IndexError):
-            return "something that the function names"
-        paths = {place.key: place.path for place in self._places.values() if place.holder is holder}
-        keys = list(paths)
-        for value, known in zip(current, expected, strict=True):
-            if value is not known and _token(value) != _token(known):
-                return next((paths[key] for key in keys if holder[key] is value), "something that the function names")
-        return (
-            "" if length is None or len(holder) == length else f"the length of {next(iter(paths.values()), 'a list')}"
-        )
-
-
-def _is_global(holder: Any) -> bool:
-    """True for the globals of a module, of which only some are named by the function."""
-    return isinstance(holder, dict) and "__builtins__" in holder
-
-
-def _getter(keys: tuple[Any, ...]) -> Callable[[Any], tuple[Any, ...]]:
-    if not keys:
-        return lambda holder: ()
-    if len(keys) == 1:
-        key = keys[0]
-        return lambda holder: (holder[key],)
-    get: Callable[[Any], tuple[Any, ...]] = operator.itemgetter(*keys)
-    return get
 
 
 class _Missing:

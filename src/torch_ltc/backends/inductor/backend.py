@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -31,7 +32,7 @@ from torch_ltc.backends.inductor.private import (
 from torch_ltc.backends.inductor.random_state import random_state_left_alone
 from torch_ltc.errors import CompileError
 from torch_ltc.lowering.backend_data import BackendData
-from torch_ltc.lowering.decomposition_tables import only_ours
+from torch_ltc.lowering.decomposition_tables import list_operators, only_ours
 from torch_ltc.lowering.interface import Backend, Form
 from torch_ltc.lowering.kernel_call import laid_out
 from torch_ltc.lowering.serialize import dump_data, load_data
@@ -167,10 +168,11 @@ def _compiled(program: Program, options: Mapping[str, Any]) -> InductorFunction:
 
 class _Composite(Mapping[OpOverload, Callable[..., Any]]):
     """A table that decomposes no operator, not even those that PyTorch would decompose by itself, but for the few that
-    PyTorch has nothing for."""
+    PyTorch has nothing for, and operators on lists that Inductor would leave to a kernel: their results would lie in
+    memory of their own, and be copied to the inputs that they update."""
 
     def __getitem__(self, op: OpOverload) -> Callable[..., Any]:
-        return only_ours().get(op, _not_decomposed)
+        return only_ours().get(op) or _fused_list(op) or _not_decomposed
 
     def __iter__(self) -> Iterator[OpOverload]:
         return iter(only_ours())
@@ -181,6 +183,26 @@ class _Composite(Mapping[OpOverload, Callable[..., Any]]):
 
 def _not_decomposed(*args: Any, **kwargs: Any) -> Any:
     return NotImplemented
+
+
+@cache
+def _fused_list(op: OpOverload) -> Callable[..., Any] | None:
+    """A form of an operator on lists that Inductor fuses, where it leaves the operator itself to a kernel."""
+    slow = list_operators().get(op)
+    if slow is None or not _left_to_kernel(op):
+        return None
+    packet = getattr(torch.ops.aten, op._schema.name.removeprefix("aten::"))
+    single = getattr(packet, "Scalar", None)
+    if op._overloadname != "ScalarList" or single is None or _left_to_kernel(single):
+        return slow
+
+    def run(*args: Any) -> Any:
+        *lists, scalars = args
+        # As text, in which 0.0 is not -0.0.
+        same = len(set(map(repr, scalars))) == 1
+        return single(*lists, scalars[0]) if same else slow(*args)
+
+    return run
 
 
 _COMPOSITE = _Composite()

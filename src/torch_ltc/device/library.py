@@ -16,6 +16,7 @@ from torch_ltc.device import (
     padded_sequences,
     random_ops,
     recurrent,
+    sparse,
     views,
     widened_ops,
 )
@@ -149,17 +150,15 @@ def register_kernels() -> None:
         **copies.COMPOSITES,
         **random_ops.COMPOSITES,
         **cpu_composites.COMPOSITES,
-        **other_layouts.COMPOSITES,
         **recurrent.COMPOSITES,
     }
     for name, kernel in composites.items():
         for key in ("AutogradPrivateUse1", "PrivateUse1"):
             aten.impl(name, key, kernel, False)
-    for name, kernel in other_layouts.PRODUCTS.items():
-        for key in ("SparsePrivateUse1", "SparseCsrPrivateUse1"):
-            aten.impl(name, key, kernel, False)
-    for name, kernel in other_layouts.PARTS.items():
-        aten.impl(name, "SparseCsrPrivateUse1", kernel, False)
+    names = [op.name() for op in overloads()]
+    for layout, own in (("Sparse", sparse.KERNELS), ("SparseCsr", sparse.COMPRESSED_KERNELS)):
+        for name, kernel in {**other_layouts.eager_kernels(names, layout, own), **own}.items():
+            aten.impl(name, f"{layout}PrivateUse1", kernel, False)
     for name, kernel in composite_ops.COMPOSED.items():
         aten.impl(name, "PrivateUse1", kernel, False)
     for name, kernel in composite_ops.AUTOGRAD.items():

@@ -53,6 +53,9 @@ AUTOCAST = DispatchKeySet(DispatchKey.AutocastPrivateUse1)  # type: ignore[attr-
 AUTOCAST_CUDA = DispatchKeySet(DispatchKey.AutocastCUDA)
 ExcludeDispatchKeys = torch._C._ExcludeDispatchKeyGuard
 COMPRESSED = DispatchKeySet(DispatchKey.SparseCsrCPU)
+SPARSE_KEY = DispatchKey.SparseCPU
+COORDINATES = DispatchKeySet(SPARSE_KEY)
+VIEW_TRACKING = DispatchKeySet(DispatchKey.ADInplaceOrView)
 # After `use_meta(True)` on a thread, operators on device tensors run their meta kernels there: views become aliases
 # that nobody records. Call it in a `try` whose `finally` calls `include_key(META_KEY, False)`, which takes out what
 # came with it, and then `use_meta(False)`, which takes out the backend: in this order the thread's keys are as before.
@@ -65,6 +68,8 @@ dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 # A context in which no function mode sees a call.
 no_torch_function: Callable[[], Any] = torch._C.DisableTorchFunction
 below_autograd: Callable[[], Any] = torch._C._AutoDispatchBelowAutograd
+# A context without certain keys.
+without_keys: Callable[[Any], Any] = torch._C._ExcludeDispatchKeyGuard
 all_schemas: Callable[[], list[Any]] = torch._C._jit_get_all_schemas
 has_kernel: Callable[[str], bool] = torch._C._dispatch_has_kernel
 has_kernel_for: Callable[[str, Any], bool] = torch._C._dispatch_has_kernel_for_dispatch_key

@@ -89,6 +89,7 @@ table.add(
               check=lambda count: isinstance(count(), int)),
     Interface("torch._C.DisableTorchFunction", "makes calls that no function mode sees", "`ltc run`", _STABLE),
     Interface("torch._C._AutoDispatchBelowAutograd", "runs programs without autograd", "running programs", _STABLE),
+    Interface("torch._C._ExcludeDispatchKeyGuard", "runs kernels of sparse tensors", "sparse tensors", _STABLE),
     Interface("torch._C._jit_get_all_schemas", "lists all overloads", "kernels for the device", _BINDING),
     Interface("torch._C._dispatch_has_kernel", "leaves out overloads without kernels", "kernels for the device",
               _BINDING,

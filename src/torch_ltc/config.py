@@ -439,8 +439,13 @@ def cache_folder() -> str:
         return ""
     if settings.cache_dir:
         return os.path.abspath(os.path.expanduser(settings.cache_dir))
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return os.path.join(home, "torch_ltc")
+    return _default_cache_folder(os.environ.get("XDG_CACHE_HOME"), os.environ.get("HOME"))
+
+
+# Each sync asks for it.
+@lru_cache(maxsize=16)
+def _default_cache_folder(caches: str | None, home: str | None) -> str:
+    return os.path.join(caches or os.path.join(os.path.expanduser("~"), ".cache"), "torch_ltc")
 
 
 def foreign_variable(name: str) -> str:

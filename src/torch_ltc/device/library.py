@@ -12,6 +12,7 @@ from torch_ltc.device import (
     composite_ops,
     copies,
     cpu_composites,
+    group_norm,
     other_layouts,
     padded_sequences,
     random_ops,
@@ -161,7 +162,7 @@ def register_kernels() -> None:
             aten.impl(name, f"{layout}PrivateUse1", kernel, False)
     for name, kernel in composite_ops.COMPOSED.items():
         aten.impl(name, "PrivateUse1", kernel, False)
-    for name, kernel in composite_ops.AUTOGRAD.items():
+    for name, kernel in {**composite_ops.AUTOGRAD, **group_norm.AUTOGRAD}.items():
         aten.impl(name, "AutogradPrivateUse1", kernel, False)
     others = torch.library.Library("_", "IMPL")
     _libraries.append(others)

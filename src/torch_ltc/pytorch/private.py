@@ -65,6 +65,8 @@ include_key: Callable[[Any, bool], None] = torch._C._dispatch_tls_set_dispatch_k
 # How many of the user's modes would see a call.
 function_modes: Callable[[], int] = torch._C._len_torch_function_stack
 dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
+# True inside of `torch.func` transforms.
+function_transforms: Callable[[], bool] = torch._C._are_functorch_transforms_active
 # A context in which no function mode sees a call.
 no_torch_function: Callable[[], Any] = torch._C.DisableTorchFunction
 below_autograd: Callable[[], Any] = torch._C._AutoDispatchBelowAutograd

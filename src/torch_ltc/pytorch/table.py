@@ -87,6 +87,8 @@ table.add(
               check=lambda count: isinstance(count(), int)),
     Interface("torch._C._len_torch_dispatch_stack", "counts the user's dispatch modes", "modes see `linear`", _BINDING,
               check=lambda count: isinstance(count(), int)),
+    Interface("torch._C._are_functorch_transforms_active", "knows that `torch.func` transforms run",
+              "`torch.func` through `group_norm`", _BINDING, check=lambda active: active() is False),
     Interface("torch._C.DisableTorchFunction", "makes calls that no function mode sees", "`ltc run`", _STABLE),
     Interface("torch._C._AutoDispatchBelowAutograd", "runs programs without autograd", "running programs", _STABLE),
     Interface("torch._C._ExcludeDispatchKeyGuard", "runs kernels of sparse tensors", "sparse tensors", _STABLE),

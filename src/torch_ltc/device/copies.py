@@ -130,6 +130,7 @@ def _adopt_whole(target: torch.Tensor, source: torch.Tensor) -> bool:
     with torch.no_grad():
         data.copy_(source)
     buffer.data = data
+    buffer.note_data()
     line = current_source()
     memory.hold(buffer, line)
     emit(UploadEvent(data.nbytes, time.perf_counter() - began, line))

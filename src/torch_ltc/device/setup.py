@@ -28,6 +28,7 @@ from torch_ltc.errors import LtcWarning
 from torch_ltc.events import SyncReason
 from torch_ltc.execute.executor import executor
 from torch_ltc.execute.sync import cut, program_synced
+from torch_ltc.native.recording import native
 from torch_ltc.pytorch.patches import changes, registers
 from torch_ltc.pytorch.table import OPTIMIZER_HOOK
 from torch_ltc.record.recorder import recorder
@@ -42,6 +43,8 @@ def _after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Non
 
 def _count(entry: CachedProgram) -> None:
     metrics.count_ops(entry.op_counts)
+    if native is not None:
+        metrics.count("NativeHits", recorder.take_hits())
     if recorder.tree.forks:
         metrics.count("TrieForked", recorder.tree.forks)
         recorder.tree.forks = 0

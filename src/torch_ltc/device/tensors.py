@@ -8,6 +8,7 @@ import torch
 
 from torch_ltc.device.registration import alias, alias_by
 from torch_ltc.execute.memory import memory
+from torch_ltc.native.recording import native
 from torch_ltc.program.instruction import Call, Return, ReturnKind
 from torch_ltc.program.spec import Spec, contiguous_strides, make_spec
 from torch_ltc.program.tree import Node
@@ -21,14 +22,17 @@ from torch_ltc.record.recorder import recorder
 
 def new_tensor(buffer: Buffer, spec: Spec) -> torch.Tensor:
     """A device tensor of shape `spec` on a new storage that holds `buffer`."""
-    if spec.contiguous:
+    if native is not None:
+        tensor: torch.Tensor = native.new_tensor(buffer, spec)
+    elif spec.contiguous:
         tensor = create_empty_tensor(spec.size, spec.dtype)
         refuse_data_pointer(tensor)
     else:
         base = create_empty_tensor((), spec.dtype)
         refuse_data_pointer(base)
         tensor = alias(base, spec.size, spec.stride, spec.offset)
-    attach(tensor, buffer)
+    if native is None:
+        attach(tensor, buffer)
     if spec.conj:
         tensor = conj_view(tensor)
     if spec.neg:
@@ -117,7 +121,7 @@ def _make(
         return item.constant
     if kind is ReturnKind.FRESH and item.group == position:
         buffer = new_buffer(spec, number)
-        recorder.buffers.append(buffer)
+        recorder.add_buffer(buffer)
         tensor = made[position] = new_tensor(buffer, spec)
     elif kind is ReturnKind.FRESH:
         owner = made[item.group]
@@ -127,5 +131,6 @@ def _make(
         base = tensors[item.operand]
         tensor = view_tensor(operator, base, spec, values)
         recorder.remember_view(buffer_of(base), spec, number)
-    tensor._ltc = number  # type: ignore[attr-defined]
+    if native is None:
+        tensor._ltc = number  # type: ignore[attr-defined]
     return tensor

@@ -9,5 +9,7 @@ namespace torch_ltc {
 namespace py = pybind11;
 
 void bind_guard(py::module_& module);
+void bind_composites(py::module_& module);
+void bind_recorder(py::module_& module);
 
 }  // namespace torch_ltc

@@ -27,7 +27,7 @@ from torch_ltc.execute.executor import executor
 from torch_ltc.execute.sync import cut, live_outputs, pending_entry, replay
 from torch_ltc.program.spec import spec_of
 from torch_ltc.pytorch.private import pytree, storage_use_count
-from torch_ltc.record.buffer import Buffer, buffer_of, storage_of
+from torch_ltc.record.buffer import Buffer, buffer_of, find_buffer, storage_of
 from torch_ltc.record.recorder import recorder
 from torch_ltc.replay.numbers import NumberRules, WatchedFloat
 from torch_ltc.replay.recorded_call import (
@@ -306,7 +306,7 @@ class JitFunction:
         changed = calls.guard()
         if not changed:
             changed = next(("a gradient" for t, had in settled.gradients if (t.grad is not None) is not had), "")
-        if not changed and not all(storage_of(tensor).handle is buffer for tensor, buffer in settled.captured):  # type: ignore[attr-defined]
+        if not changed and not all(find_buffer(tensor) is buffer for tensor, buffer in settled.captured):
             changed = "the memory of a captured tensor"
         if changed:
             calls.reason = f"{changed} has changed"

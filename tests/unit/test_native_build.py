@@ -43,7 +43,6 @@ class Workshop:
         self.script.chmod(0o700)
         self.write("one.cpp", "1")
         self.write("two.cpp", "2")
-        self.write("both.h", "h")
 
     def write(self, name: str, text: str) -> None:
         (self.sources / name).write_text(text)
@@ -82,12 +81,15 @@ def test_a_changed_source_is_compiled_alone(workshop: Workshop) -> None:
     assert workshop.calls() == ["two.cpp", "one two"]
 
 
-def test_a_changed_header_compiles_all(workshop: Workshop) -> None:
-    workshop.build()
+def test_a_changed_header_compiles_who_includes_it(workshop: Workshop) -> None:
+    workshop.write("two.cpp", '#include "outer.h"')
+    workshop.write("outer.h", '#include "inner.h"')
+    workshop.write("inner.h", "// as it was")
+    first = workshop.build()
     workshop.calls()
-    workshop.write("both.h", "other")
-    workshop.build()
-    assert workshop.calls() == ["one.cpp", "two.cpp", "one two"]
+    workshop.write("inner.h", "// changed")
+    assert workshop.build() != first
+    assert workshop.calls() == ["two.cpp", "one two"]
 
 
 def test_a_failure_has_the_messages_and_keeps_what_was_compiled(workshop: Workshop) -> None:

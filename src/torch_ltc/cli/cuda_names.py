@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from torch_ltc.device import device_module as ltc
+from torch_ltc.device.torch_functions import GeneratorType
 from torch_ltc.pytorch.patches import Patches
 from torch_ltc.pytorch.private import TensorBase, device_constructors
 from torch_ltc.record.call_site import is_user_file
@@ -178,7 +179,7 @@ def _map_files_and_generators(patches: Patches) -> None:
     def new(cls: type, device: Any = "cpu") -> Any:
         return generator(mapped(device) if _may_map() else device)
 
-    patches.put(torch, "Generator", type(generator)("Generator", (generator,), {"__new__": new, "__module__": "torch"}))
+    patches.put(torch, "Generator", GeneratorType("Generator", (generator,), {"__new__": new, "__module__": "torch"}))
 
 
 # ---- torch.cuda ---------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from torch_ltc.execute.executor import NOTHING, executor
 from torch_ltc.execute.memory import memory, physical_figures, summary_text
 from torch_ltc.execute.random_state import device_random
 from torch_ltc.execute.sync import cut, sync
+from torch_ltc.native.library import extension
 from torch_ltc.record.recorder import recorder
 
 _PROCESS = os.getpid()
@@ -123,6 +124,9 @@ def _is_in_bad_fork() -> bool:
 
 
 # ---- random numbers -----------------------------------------------------------------------------------------------
+
+# With the extension in C++ the device's generator is an object too, as those of other devices.
+default_generators = () if extension is None else (extension.default_generator(),)
 
 
 def manual_seed(seed: int) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 from torch_ltc.config import forced_fallback_ops, settings
 from torch_ltc.device.fallback import run_eagerly
 from torch_ltc.device.tensors import make_results, new_tensors
+from torch_ltc.native.library import extension
 from torch_ltc.native.recording import native
 from torch_ltc.pytorch.private import (
     META_KEY,
@@ -95,7 +96,7 @@ def _namespace(operator: Operator) -> dict[str, Any]:
         "numbers": recorder.numbers,
         "DEFAULT": DEFAULT,
         "finish": finish,
-        "create": create_empty_tensor,
+        "create": extension.empty_tensor if extension else create_empty_tensor,
         "refuse": refuse_data_pointer,
         "new_tensors": new_tensors,
         "as_strided": as_strided,
@@ -313,7 +314,8 @@ def _fresh_result(general: str, settle: list[str], note: list[str]) -> list[str]
         f"{_PAD}number = recorder.count",
         f"{_PAD}recorder.count = number + 1",
         f"{_PAD}result = create(size, child.dtype)",
-        f"{_PAD}refuse(result)",
+        # The extension's tensors have an address.
+        *([] if extension else [f"{_PAD}refuse(result)"]),
         f"{_PAD}storage_of(result).handle = buffer = Buffer()",
         f"{_PAD}buffer.number = number",
         f"{_PAD}buffer.spec = child.spec",

@@ -28,6 +28,7 @@ from torch_ltc.errors import LtcWarning
 from torch_ltc.events import SyncReason
 from torch_ltc.execute.executor import executor
 from torch_ltc.execute.sync import cut, program_synced
+from torch_ltc.native.library import extension
 from torch_ltc.native.recording import native
 from torch_ltc.pytorch.patches import changes, registers
 from torch_ltc.pytorch.table import OPTIMIZER_HOOK
@@ -73,7 +74,7 @@ def install() -> None:
 
     The page on compatibility lists the changes. A change that is in force already stays as it is.
     """
-    changes.install()
+    changes.install(native=extension is not None)
 
 
 def uninstall() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from torch_ltc.device.registration import alias, alias_by
 from torch_ltc.execute.memory import memory
+from torch_ltc.native.library import extension
 from torch_ltc.native.recording import native
 from torch_ltc.program.instruction import Call, Return, ReturnKind
 from torch_ltc.program.spec import Spec, contiguous_strides, make_spec
@@ -22,8 +24,11 @@ from torch_ltc.record.recorder import recorder
 
 def new_tensor(buffer: Buffer, spec: Spec) -> torch.Tensor:
     """A device tensor of shape `spec` on a new storage that holds `buffer`."""
+    tensor: torch.Tensor
     if native is not None:
-        tensor: torch.Tensor = native.new_tensor(buffer, spec)
+        tensor = native.new_tensor(buffer, spec, buffer.size_bytes)
+    elif extension is not None:
+        tensor = extension.empty_strided(spec.size, spec.stride, spec.offset, spec.dtype, buffer.size_bytes)
     elif spec.contiguous:
         tensor = create_empty_tensor(spec.size, spec.dtype)
         refuse_data_pointer(tensor)
@@ -38,6 +43,19 @@ def new_tensor(buffer: Buffer, spec: Spec) -> torch.Tensor:
     if spec.neg:
         tensor = neg_view(tensor)
     return tensor
+
+
+def _refusing_tensor(size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    tensor = create_empty_tensor(size, dtype)
+    # Reading its data pointer raises instead of giving null.
+    refuse_data_pointer(tensor)
+    return tensor
+
+
+# A contiguous device tensor on a new storage; the extension's has a size and an address.
+empty_result: Callable[[tuple[int, ...], torch.dtype], torch.Tensor] = (
+    _refusing_tensor if extension is None else extension.empty_tensor
+)
 
 
 def empty_tensor(size: tuple[int, ...], stride: tuple[int, ...] | None, dtype: torch.dtype) -> torch.Tensor:
@@ -67,8 +85,7 @@ def new_tensors(child: Node, number: int) -> tuple[torch.Tensor | None, ...]:
         if spec is None:
             results.append(None)
             continue
-        tensor = create_empty_tensor(spec.size, spec.dtype)
-        refuse_data_pointer(tensor)
+        tensor = empty_result(spec.size, spec.dtype)
         buffer = Buffer()
         buffer.number = number
         buffer.spec = spec

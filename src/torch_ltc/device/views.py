@@ -11,6 +11,7 @@ from torch_ltc.device.fallback import run_eagerly
 from torch_ltc.device.kernels import Kernel, record
 from torch_ltc.device.registration import alias
 from torch_ltc.device.tensors import empty_tensor
+from torch_ltc.native.library import extension
 from torch_ltc.native.recording import native
 from torch_ltc.program.spec import Spec, contiguous_strides, make_spec, spec_of
 from torch_ltc.pytorch.private import META, OpOverload, conj_view, set_data
@@ -56,6 +57,8 @@ def resize_to(tensor: torch.Tensor, spec: Spec) -> None:
     """Give `tensor` the shape `spec` on its own storage, which grows when it must."""
     with recorder.lock:
         buffer = buffer_of(tensor)
+        if extension is not None:
+            extension.grow_storage(tensor.untyped_storage(), spec.extent() * spec.dtype.itemsize)
         if buffer.number < 0 and buffer.data is None:
             # Nobody has written to it: there is nothing to keep.
             if buffer.spec.extent() < spec.extent():

@@ -2,20 +2,14 @@
 
 #include "buffer.h"
 
-#include <c10/core/Allocator.h>
 #include <c10/core/StorageImpl.h>
 #include <c10/core/TensorImpl.h>
 
+#include "device.h"
+#include "storage.h"
+
 namespace torch_ltc {
 namespace {
-
-const c10::Device kDevice(c10::DeviceType::PrivateUse1, 0);
-
-// Of sizes without memory, for storages that PyTorch's meta kernels resize.
-c10::Allocator* meta_allocator() {
-  static c10::Allocator* const allocator = c10::GetAllocator(c10::DeviceType::Meta);
-  return allocator;
-}
 
 bool is_ending() {
 #if PY_VERSION_HEX >= 0x030D0000
@@ -88,15 +82,18 @@ Buffer* buffer_of(const c10::Storage& storage) {
   return data.get_deleter() == &end_of_storage ? static_cast<Buffer*>(data.get_context()) : nullptr;
 }
 
-at::Tensor new_tensor(const BufferPtr& buffer, const Spec& spec) {
+void hold(const c10::Storage& storage, const BufferPtr& buffer) {
   buffer->storages.fetch_add(1);
   BufferPtr held = buffer;
-  c10::DataPtr data(nullptr, held.release(), &end_of_storage, kDevice);
-  auto storage = c10::make_intrusive<c10::StorageImpl>(
-      c10::StorageImpl::use_byte_size_t(), 0, std::move(data), meta_allocator(), /*resizable=*/true);
-  storage->set_throw_on_mutable_data_ptr();
+  c10::DataPtr& data = storage.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks();
+  data = c10::DataPtr(data.get(), held.release(), &end_of_storage, lazy_device());
+}
+
+at::Tensor new_tensor(const BufferPtr& buffer, const Spec& spec, size_t size_bytes) {
+  c10::Storage storage = make_storage(size_bytes);
+  hold(storage, buffer);
   auto tensor = at::detail::make_tensor<c10::TensorImpl>(
-      c10::Storage(std::move(storage)), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), spec.dtype);
+      std::move(storage), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), spec.dtype);
   c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
   if (spec.contiguous) {
     impl->set_sizes_contiguous(spec.size);

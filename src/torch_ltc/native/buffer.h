@@ -23,6 +23,8 @@ struct Spec final : c10::intrusive_ptr_target {
   bool conj = false;
   bool neg = false;
   bool contiguous = false;
+  // Bytes from the beginning of the storage that it reaches.
+  size_t size_bytes = 0;
   // Held. Both die together, with the GIL held: see `native_specs` in Python.
   PyObject* python = nullptr;
 
@@ -69,8 +71,11 @@ using BufferPtr = c10::intrusive_ptr<Buffer>;
 // The buffer of a storage of the device, or null.
 Buffer* buffer_of(const c10::Storage& storage);
 
-// A tensor of this spec on a new storage that holds the buffer.
-at::Tensor new_tensor(const BufferPtr& buffer, const Spec& spec);
+// Let a storage of the device hold the buffer.
+void hold(const c10::Storage& storage, const BufferPtr& buffer);
+
+// A tensor of this spec on a new storage of so many bytes that holds the buffer.
+at::Tensor new_tensor(const BufferPtr& buffer, const Spec& spec, size_t size_bytes);
 
 // A tensor of this spec on the storage of `base`, which has the same dtype.
 at::Tensor view_tensor(const at::Tensor& base, const Spec& spec);

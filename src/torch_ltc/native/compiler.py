@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -25,6 +26,7 @@ __all__ = ["BuildError", "Compiler", "build", "find_compiler", "library_name"]
 
 _SOURCES = Path(__file__).parent
 _TORCH = Path(torch.__file__).parent
+_INCLUDE = re.compile(rb'^#include "([^"]+)"', re.MULTILINE)
 _POLL_S = 0.05
 _KEPT_S = 30 * 86400.0
 _SANITIZE = ("-fsanitize=address,undefined", "-fno-omit-frame-pointer", "-g", "-O1")
@@ -83,11 +85,16 @@ def _sources() -> list[Path]:
     return sorted(_SOURCES.glob("*.cpp"))
 
 
-def _headers_digest() -> bytes:
-    digest = hashlib.sha256()
-    for header in sorted(_SOURCES.glob("*.h")):
-        digest.update(header.name.encode() + b"\0" + header.read_bytes() + b"\0")
-    return digest.digest()
+def _text(source: Path) -> bytes:
+    """The source and the headers of ours that it includes, directly or not."""
+    texts: dict[str, bytes] = {}
+    names = [source.name]
+    while names:
+        name = names.pop()
+        if name not in texts:
+            texts[name] = Path(_SOURCES, name).read_bytes()
+            names += [found.decode() for found in _INCLUDE.findall(texts[name])]
+    return b"\0".join(part for name in sorted(texts) for part in (name.encode(), texts[name]))
 
 
 def _digest(*parts: bytes) -> str:
@@ -99,9 +106,7 @@ def _digest(*parts: bytes) -> str:
 
 def library_name() -> str:
     """The name of the library's file: PyTorch's version, Python's ABI, and a digest of sources and PyTorch's commit."""
-    sources = [part for source in _sources() for part in (source.name.encode(), source.read_bytes())]
-    commit = str(torch.version.git_version).encode()
-    digest = _digest(_headers_digest(), commit, *sources)
+    digest = _digest(str(torch.version.git_version).encode(), *map(_text, _sources()))
     return f"_native-torch{torch.__version__}-{sysconfig.get_config_var('SOABI')}-{digest}.so"
 
 
@@ -126,8 +131,8 @@ def build(folder: Path, compiler: Compiler, note: Callable[[str], None], jobs: i
         objects = folder / "objects"
         objects.mkdir(mode=0o700, exist_ok=True)
         common = repr((compiler.command, compiler.version(), compiler.compile_flags(), torch.version.git_version))
-        shared = (common.encode(), _headers_digest())
-        wanted = {source: objects / f"{source.stem}-{_digest(*shared, source.read_bytes())}.o" for source in _sources()}
+        digests = {source: _digest(common.encode(), _text(source)) for source in _sources()}
+        wanted = {source: objects / f"{source.stem}-{digest}.o" for source, digest in digests.items()}
         missing = [source for source, made in wanted.items() if not made.exists()]
         if missing:
             note(f"compiling {', '.join(source.name for source in missing)}: half a minute each")

@@ -4,17 +4,16 @@
 #include <c10/core/DeviceCapability.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
+#include "device.h"
 #include "native.h"
 
 namespace torch_ltc {
 namespace {
 
-constexpr c10::DeviceType kType = c10::DeviceType::PrivateUse1;
-
 struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::DeviceType type() const override { return kType; }
-  c10::Device exchangeDevice(c10::Device) const override { return device(); }
-  c10::Device getDevice() const override { return device(); }
+  c10::Device exchangeDevice(c10::Device) const override { return lazy_device(); }
+  c10::Device getDevice() const override { return lazy_device(); }
   void setDevice(c10::Device chosen) const override {
     TORCH_CHECK(
         chosen.type() == kType && chosen.index() <= 0, "there is no device ", chosen, ": torch_ltc has one device, ltc:0");
@@ -30,8 +29,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::DeviceCapability getDeviceCapability(c10::Device) const override { return {}; }
 
  private:
-  static c10::Device device() { return {kType, 0}; }
-  static c10::Stream stream() { return c10::Stream(c10::Stream::DEFAULT, device()); }
+  static c10::Stream stream() { return c10::Stream(c10::Stream::DEFAULT, lazy_device()); }
 };
 
 }  // namespace

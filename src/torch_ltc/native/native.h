@@ -1,4 +1,4 @@
-// What the files of the extension have in common: one function for each that shows its part to Python.
+// What every file of the extension has: each shows its part to Python by a function that module.cpp calls.
 
 #pragma once
 
@@ -7,9 +7,5 @@
 namespace torch_ltc {
 
 namespace py = pybind11;
-
-void bind_guard(py::module_& module);
-void bind_composites(py::module_& module);
-void bind_recorder(py::module_& module);
 
 }  // namespace torch_ltc

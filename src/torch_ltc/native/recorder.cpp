@@ -316,7 +316,7 @@ at::Tensor Recorder::make(
       buffer->number = number++;
       buffer->spec = result.spec;
       buffers.push_back(buffer);
-      return new_tensor(buffer, *result.spec);
+      return new_tensor(buffer, *result.spec, result.spec->size_bytes);
     }
     case Result::Is::Shared:
     case Result::Is::View: {

@@ -4,6 +4,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/jit_type.h>
 #include <torch/csrc/Dtype.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
@@ -40,6 +41,7 @@ SpecPtr spec_of(py::handle python) {
   spec->conj = python.attr("conj").cast<bool>();
   spec->neg = python.attr("neg").cast<bool>();
   spec->contiguous = python.attr("contiguous").cast<bool>();
+  spec->size_bytes = python.attr("extent")().cast<size_t>() * spec->dtype.itemsize();
   spec->python = python.inc_ref().ptr();
   python.attr("native") = SpecHandle{spec};
   return spec;
@@ -88,12 +90,21 @@ int64_t number_of(py::handle object) {
   return number < 0 ? -1 : number - recorder().base;
 }
 
-py::object python_new_tensor(py::handle python, py::handle spec) {
-  BufferPtr buffer = python.cast<BufferHandle&>().buffer;
+// A storage holds the buffer from now on, and with it the `Buffer` of Python.
+const BufferPtr& held(py::handle python) {
+  const BufferPtr& buffer = python.cast<BufferHandle&>().buffer;
   if (buffer->python.load() == nullptr) {
-    buffer->python.store(py::reinterpret_borrow<py::object>(python).release().ptr());
+    buffer->python.store(python.inc_ref().ptr());
   }
-  return py::cast(new_tensor(buffer, *spec_of(spec)));
+  return buffer;
+}
+
+py::object python_new_tensor(py::handle python, py::handle spec, size_t size_bytes) {
+  return py::cast(new_tensor(held(python), *spec_of(spec), size_bytes));
+}
+
+void attach(py::handle tensor, py::handle python) {
+  hold(THPVariable_Unpack(tensor.ptr()).storage(), held(python));
 }
 
 Number number_type(py::handle type) {
@@ -111,7 +122,9 @@ c10::IValue number_value(py::handle value) {
     return value.cast<bool>();
   }
   if (PyLong_Check(value.ptr())) {
-    return value.cast<int64_t>();
+    int overflow = 0;
+    const int64_t number = PyLong_AsLongLongAndOverflow(value.ptr(), &overflow);
+    return overflow == 0 ? c10::IValue(number) : to_ivalue(value, c10::PyObjectType::get());
   }
   if (PyFloat_Check(value.ptr())) {
     return value.cast<double>();
@@ -309,6 +322,7 @@ void bind_buffers(py::module_& module) {
   module.def("find_buffer", &find_buffer);
   module.def("number_of", &number_of);
   module.def("new_tensor", &python_new_tensor);
+  module.def("attach", &attach);
 }
 
 void bind_nodes(py::module_& module) {

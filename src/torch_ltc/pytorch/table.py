@@ -11,6 +11,7 @@ import inspect
 import torch
 
 from torch_ltc.pytorch.entries import Interface, Patch, Registration, Risk, table, takes
+from torch_ltc.pytorch.headers import Header
 from torch_ltc.pytorch.switches import GETTERS, SETTERS
 from torch_ltc.pytorch.versions import OLDEST
 
@@ -184,6 +185,8 @@ table.add(
 _COPY = "the value number must not travel with a copy"
 _POINTER = "refuses instead of handing out a null pointer"
 _STORAGE = "copying, saving, pickling, comparing storages of the device"
+_PICKLE = "tensors that share memory share it after pickle, too"
+_ADDRESS = "goes through the buffer where PyTorch would read memory, or read byte by byte"
 _REFUSED = "refuses what needs memory that a storage of the device does not have"
 _ARCHIVE = "gives storages of the device their size while they are serialized or loaded"
 _ACCELERATOR = "its C++ side expects a caching allocator"
@@ -196,21 +199,25 @@ table.add(
     Patch("torch.Tensor.__deepcopy__", _COPY, "a copy reads another value", _STABLE, check=takes("self", "memo")),
     Patch("torch._utils._get_obj_state", _COPY, "a loaded tensor reads another value", check=takes("obj")),
     Patch("torch.Tensor.data_ptr", "a number that tells which tensors share memory, and where; no address",
-          "saving of shared tensors", _STABLE),
+          "saving of shared tensors", _STABLE, python_only=True),
     Patch("torch.Tensor.__dlpack__", _POINTER, "libraries crash", _STABLE),
     Patch("torch.utils.dlpack.to_dlpack", _POINTER, "libraries crash", _STABLE),
     Patch("torch.to_dlpack", _POINTER, "libraries crash", _STABLE),
     Patch("torch._C._to_dlpack", _POINTER, "libraries crash"),
     Patch("torch._tensor_str._tensor_str", "printing reads once", "many syncs a print", check=takes("self", "indent")),
-    *(Patch(f"torch.UntypedStorage.{name}", _STORAGE, "`torch.save`, pickle, `copy.deepcopy`", _CALLERS) for name in (
-        "nbytes", "__len__", "cpu", "clone", "tolist", "__getitem__", "__repr__", "__reduce__", "data_ptr", "to",
-                 "copy_",
-        "__new__", "_write_file", "_set_from_file")),
-    Patch("torch.TypedStorage.__reduce__", _STORAGE, "pickling typed storages", _CALLERS),
+    *(Patch(f"torch.UntypedStorage.{name}", _STORAGE, "`torch.save`, pickle, `copy.deepcopy`", _CALLERS,
+            python_only=True) for name in (
+        "nbytes", "__len__", "cpu", "clone", "tolist", "__getitem__", "data_ptr", "to", "copy_",
+        "__new__")),
+    *(Patch(f"torch.UntypedStorage.{name}", _ADDRESS, "`torch.save`, printing", _CALLERS) for name in (
+        "__repr__", "_write_file", "_set_from_file")),
+    Patch("torch.UntypedStorage.__reduce__", _PICKLE, "pickle", _CALLERS),
+    Patch("torch.TypedStorage.__reduce__", _PICKLE, "pickling typed storages", _CALLERS),
     *(Patch(f"torch.UntypedStorage.{name}", _REFUSED, "a crash instead of an error", _CALLERS) for name in (
         "fill_", "resize_", "share_memory_", "__setitem__", "byteswap", "_share_fd_cpu_",
         "_share_filename_cpu_")),
-    *(Patch(f"torch._C.{name}", _ARCHIVE, "TorchScript archives have no weights", _CALLERS) for name in (
+    *(Patch(f"torch._C.{name}", _ARCHIVE, "TorchScript archives have no weights", _CALLERS,
+            python_only=True) for name in (
         "ScriptModule.save", "ScriptModule.save_to_buffer", "ScriptModule._save_for_mobile",
         "ScriptModule._save_to_buffer_for_mobile", "ScriptFunction.save", "ScriptFunction.save_to_buffer",
         "ScriptModuleSerializer.serialize", "import_ir_module", "import_ir_module_from_buffer",
@@ -219,7 +226,7 @@ table.add(
           "chooses its partial sums for the physical device", "`linear_cross_entropy`", since=(2, 13)),
     Patch("torch.Generator", "`torch.Generator(device='ltc')`; `isinstance` holds for all generators",
           "generators of the device",
-          _CALLERS, check=_is_class),
+          _CALLERS, check=_is_class, python_only=True),
     *(Patch(f"torch.accelerator.{name}", _ACCELERATOR, "`torch.accelerator` raises",
           _CALLERS, optional=True) for name in (
         "get_device_capability", "empty_cache", "empty_host_cache", "get_memory_info", "max_memory_allocated",
@@ -244,7 +251,8 @@ def compatibility_table() -> str:
         lines.append(f"| {registration.path}{lasting} | {registration.why} | {registration.without} |")
     rows: dict[str, list[Patch]] = {}
     for patch in table.entries(Patch):
-        rows.setdefault(patch.why, []).append(patch)
+        words = "; not with the [extension in C++](command_line.md#the-extension-in-c)" if patch.python_only else ""
+        rows.setdefault(patch.why + words, []).append(patch)
     for why, patches in rows.items():
         without = ", ".join(dict.fromkeys(patch.without for patch in patches))
         lines.append(f"| {_names(patches)} | {why} | {without} |")
@@ -254,7 +262,7 @@ def compatibility_table() -> str:
 def interface_table() -> str:
     """All private interfaces that the package uses, as a Markdown table; a backend's once the backend is loaded."""
     lines = ["| interface | versions | why | without it breaks | risk |", "|---|---|---|---|---|"]
-    for entry in table.entries(Interface):
+    for entry in (*table.entries(Interface), *table.entries(Header)):
         last = "" if entry.until is None else ".".join(map(str, entry.until))
         versions = f"{'.'.join(map(str, entry.since))} to {last}" if last else f"{'.'.join(map(str, entry.since))} on"
         lines.append(f"| `{entry.path}` | {versions} | {entry.why} | {entry.without} | {entry.risk.name.lower()} |")

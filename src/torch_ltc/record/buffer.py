@@ -17,9 +17,10 @@ import torch
 from torch_ltc.config import settings
 from torch_ltc.errors import LtcError, PoisonedTensorError
 from torch_ltc.lowering.backend_data import BackendData, alias_physical
+from torch_ltc.native.library import extension
 from torch_ltc.native.recording import native
 from torch_ltc.program.instruction import Program
-from torch_ltc.program.spec import Spec
+from torch_ltc.program.spec import Spec, make_spec
 from torch_ltc.pytorch.private import untyped_storage
 
 _identities = itertools.count(1)
@@ -206,6 +207,11 @@ def buffer_of(tensor: torch.Tensor) -> Buffer:
     """The buffer of a lazy tensor."""
     buffer = find_buffer(tensor)
     if buffer is None:
+        storage: Any = storage_of(tensor)
+        if extension is not None and extension.is_own_storage(storage):
+            # Made by `torch.UntypedStorage(..., device="ltc")`: nobody has written to it yet.
+            attach(tensor, new_buffer(make_spec(torch.uint8, (storage.nbytes(),), (1,))))
+            return buffer_of(tensor)
         raise LtcError(
             "this ltc tensor has no buffer: its storage was made by code that does not know the device.\n"
             "  try: make the tensor on the CPU and move it with .to('ltc')"
@@ -215,6 +221,9 @@ def buffer_of(tensor: torch.Tensor) -> Buffer:
 
 def attach(tensor: torch.Tensor, buffer: Buffer) -> None:
     """Make `buffer` the memory of this tensor's storage."""
+    if native is not None:
+        native.attach(tensor, buffer)
+        return
     storage: Any = storage_of(tensor)
     storage.handle = buffer
 

@@ -685,3 +685,32 @@ def test_a_shape_that_the_function_changes_in_place_is_recorded() -> None:
         expected.t_()
         assert torch.equal(function(x.to("ltc")).cpu(), expected @ x)
     assert "changes the shape of table in place" in reason(function)
+
+
+class _Scale:
+    factor = 2.0
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x * self.factor
+
+
+def test_an_attribute_of_a_class_and_a_cell_are_guarded() -> None:
+    scale, shift = _Scale(), 1.0
+
+    def inner(x: Tensor) -> Tensor:
+        return scale(x) + shift
+
+    function = torch_ltc.jit(lambda x: inner(x))
+    x = torch.ones(2).to("ltc")
+    try:
+        for _ in range(4):
+            assert function(x).tolist() == [3.0, 3.0]
+        assert counts(function)[1] == 2
+        _Scale.other = 1  # type: ignore[attr-defined]
+        assert function(x).tolist() == [3.0, 3.0]
+        _Scale.factor = 5.0
+        assert function(x).tolist() == [6.0, 6.0]
+        shift = 2.0
+        assert function(x).tolist() == [7.0, 7.0]
+    finally:
+        _Scale.factor = 2.0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable
+from types import CellType
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch_ltc.replay.state import Place, State, is_host_tensor, is_lazy, token
 
 __all__ = ["Guard", "shape_guard"]
 
+_cell_contents = operator.attrgetter("cell_contents")
 # Checks that find a dict written to, after which its contents are compared each time instead of its version.
 _BUSY = 4
 
@@ -56,6 +58,28 @@ class _Contents:
             if value is not known and token(value) != token(known):
                 return path
         return ""
+
+
+class _Cells:
+    """What the cells of closures held."""
+
+    __slots__ = ("_cells", "_expected", "_paths")
+
+    def __init__(self, places: list[tuple[Place, Any]]) -> None:
+        self._cells = [place.holder for place, _ in places]
+        self._expected = [value for _, value in places]
+        self._paths = [place.path for place, _ in places]
+
+    def change(self) -> str:
+        """The path of a value that is another one, or an empty text."""
+        try:
+            current = list(map(_cell_contents, self._cells))
+        except ValueError:
+            return "a variable of the function"
+        if all(map(operator.is_, current, self._expected)):
+            return ""
+        values = zip(self._paths, current, self._expected, strict=True)
+        return next((path for path, value, known in values if value is not known and token(value) != token(known)), "")
 
 
 def shape_guard(tensors: list[Any]) -> Callable[..., bool]:
@@ -127,6 +151,8 @@ class Guard:
         holders: dict[int, tuple[Any, list[Place], list[Any]]] = {}
         for holder, _ in state.partial.values():
             holders[id(holder)] = (holder, [], [])
+        cells: list[tuple[Place, Any]] = []
+        classes: dict[int, tuple[Any, list[Place], list[Any]]] = {}
         gradients: list[tuple[Place, Any]] = []
         others: list[tuple[Place, bool]] = []
         tensors: list[tuple[Place, Any]] = []
@@ -148,14 +174,21 @@ class Guard:
             elif (
                 is_host_tensor(value)
                 or (isinstance(value, set) and value)
-                or not isinstance(place.holder, (dict, list))
+                or not isinstance(place.holder, (dict, list, type, CellType))
             ):
                 self._single.append((place, state.tokens[identity]))
+            elif isinstance(place.holder, CellType):
+                cells.append((place, value))
+            elif isinstance(place.holder, type):
+                held = classes.setdefault(id(place.holder), (vars(place.holder), [], []))
+                held[1].append(place)
+                held[2].append(value)
             else:
                 held = holders.setdefault(id(place.holder), (place.holder, [], []))
                 held[1].append(place)
                 held[2].append(value)
         self._empty = list(empty.values())
+        self._cells = _Cells(cells)
         self._gradients = _Gradients(gradients, lambda current: current)
         self._without = _Gradients(others, lambda current: [gradient is None for gradient in current])
         self._tensors = _Tensors(tensors)
@@ -164,6 +197,8 @@ class Guard:
         # Compared by their version, and each time.
         self._dicts = [each for each in contents if isinstance(each.holder, dict)]
         self._others = [each for each in contents if not isinstance(each.holder, dict)]
+        # Of a class only these attributes count, whatever others it gets.
+        self._others += [_Contents(*held, set()) for held in classes.values()]
         self._note_versions()
 
     def _note_versions(self) -> None:
@@ -186,7 +221,7 @@ class Guard:
         for place, known in self._single:
             if token(place.get()) != known:
                 return place.path
-        return self._gradients.change() or self._without.change() or self._tensors.change()
+        return self._cells.change() or self._gradients.change() or self._without.change() or self._tensors.change()
 
     def _written_change(self) -> str:
         """As `change`, for the dicts that were written to."""

@@ -176,6 +176,8 @@ def test_a_call_that_cannot_be_captured_runs_between_graphs(
         assert torch.equal(y.cpu(), (torch.arange(5.0) + 1).cumsum(0).sqrt() + torch.arange(5.0)), step
     assert [(event.graphs, event.refusal) for event in captures(seen)] == [(2, "")]
     assert "1 calls between graphs" in captures(seen)[0].text
+    assert re.search(r"the first aten::cumsum at .*test_capture.py:\d+", captures(seen)[0].text)
+    assert re.search(r"captured as 2 graphs: .*aten::cumsum at .*; \d replays", str(torch_ltc.explain()))
 
 
 def test_random_numbers_are_those_of_the_seed_whatever_is_replayed(graphs: StandInGraphs) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import itertools
 import random
@@ -589,3 +590,98 @@ def test_a_hook_that_is_added_is_seen() -> None:
         assert function(x).item() == pytest.approx(expected + 10)
         layer._forward_hooks = type(layer._forward_hooks)()
         assert function(x).item() == expected
+
+
+# ---- attributes of objects ------------------------------------------------------------------------------------------
+
+
+class _Options:
+    """An object with attributes, one of which a function may use."""
+
+    default = 1.0
+
+    def __init__(self) -> None:
+        self.scale = 2.0
+        self.calls = 0
+        self.log: list[float] = []
+
+    @property
+    def doubled(self) -> float:
+        return self.scale * 2
+
+    def scaled(self, x: Tensor) -> Tensor:
+        return x * self.scale
+
+    def report(self) -> int:
+        return self.calls
+
+
+class _Helper:
+    def __init__(self, options: _Options) -> None:
+        self.options = options
+
+    def apply(self, x: Tensor) -> Tensor:
+        return x * self.options.scale
+
+
+def _scale_by(options: _Options, x: Tensor) -> Tensor:
+    return x * options.scale
+
+
+def test_attributes_that_the_code_does_not_name_may_change() -> None:
+    options = _Options()
+    function = torch_ltc.jit(lambda x: x * options.scale)
+    x = torch.ones(2).to("ltc")
+    for _ in range(6):
+        assert function(x).tolist() == [2.0, 2.0]
+        options.calls += 1
+        options.log.append(1.0)
+    assert counts(function) == (2, 4)
+    options.scale = 5.0
+    assert function(x).tolist() == [5.0, 5.0]
+
+
+@pytest.mark.parametrize("way", ["method", "property", "class", "partial", "getattr", "bound"])
+def test_attributes_are_seen_by_whatever_way_they_are_read(way: str) -> None:
+    options = _Options()
+    ways: dict[str, Callable[[Tensor], Tensor]] = {
+        "method": lambda x: options.scaled(x),
+        "property": lambda x: x * options.doubled / 2,
+        "class": lambda x: _Helper(options).apply(x),
+        "partial": functools.partial(_scale_by, options),
+        "getattr": lambda x: x * getattr(options, "sca" + "le"),
+        "bound": options.scaled,
+    }
+    function = torch_ltc.jit(ways[way])
+    x = torch.ones(2).to("ltc")
+    for _ in range(4):
+        assert function(x).tolist() == [2.0, 2.0]
+    assert counts(function)[1] >= 2
+    options.scale = 5.0
+    assert function(x).tolist() == [5.0, 5.0]
+
+
+def test_an_attribute_that_hides_one_of_the_class_is_seen() -> None:
+    options = _Options()
+    function = torch_ltc.jit(lambda x: x * options.default)
+    x = torch.ones(2).to("ltc")
+    for _ in range(4):
+        assert function(x).tolist() == [1.0, 1.0]
+    options.default = 3.0
+    assert function(x).tolist() == [3.0, 3.0]
+
+
+def test_a_shape_that_the_function_changes_in_place_is_recorded() -> None:
+    table = torch.arange(4.0).view(2, 2).to("ltc")
+    expected = torch.arange(4.0).view(2, 2)
+
+    def turn(x: Tensor) -> Tensor:
+        table.t_()
+        return table @ x
+
+    function = torch_ltc.jit(turn)
+    x = torch.tensor([1.0, 0.0])
+    for _ in range(5):
+        expected.t_()
+        assert torch.equal(function(x.to("ltc")).cpu(), expected @ x)
+    assert "changes the shape of table in place" in reason(function)

@@ -26,7 +26,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandInGraphs]:
     torch_ltc.ir_cache.reset()
 
 
-@pytest.mark.parametrize("replays", [120, pytest.param(10_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("replays", [120, pytest.param(10_000, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])])
 def test_replays_with_changing_batches_rates_and_dropout_are_equal_to_recorded_steps(
     replays: int, graphs: StandInGraphs
 ) -> None:

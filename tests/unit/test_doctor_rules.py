@@ -271,6 +271,24 @@ def test_a_run_that_ends_before_its_programs_are_compiled() -> None:
 # ---- programs ------------------------------------------------------------------------------------------------------
 
 
+def test_a_hot_program_that_is_not_captured() -> None:
+    refusal = "not captured: aten::unique at train.py:7: operation not permitted"
+    row = program(capture=refusal, run_s=0.5)
+    finding = only("LTC225", recording(programs=(row,)))
+    assert finding.evidence == f"program 1, 50 % of the run: 0 of 100 runs were replays; {refusal}"
+    assert finding.source == row.site
+    captured = "captured as 1 graph: 20 inputs where they are, 0 copied"
+    assert found("LTC225", recording(programs=(replace(row, capture=captured, replays=97),))) == []
+    assert found("LTC225", recording(programs=(replace(row, runs=5),))) == []
+    assert found("LTC225", recording(programs=(program(),))) == []
+    off = tuple(SettingRow(name, value, "env") for name, value in (("device_type", "cuda"), ("cuda_graphs", "off")))
+    finding = only("LTC225", replace(recording(programs=(program(),)), settings=off))
+    assert (finding.evidence.rpartition("; ")[2], finding.fix) == (
+        "cuda_graphs is off",
+        'settings.cuda_graphs = "auto"',
+    )
+
+
 def test_an_operation_that_runs_eagerly() -> None:
     finding = only("LTC206", recording(fallbacks=(fallback(),)))
     assert (finding.title, finding.severity) == ("aten::nonzero runs eagerly in the loop", "warning")

@@ -192,14 +192,15 @@ class Capture:
 
     def _capture(self, computation: Computation | None, arguments: Arguments) -> Outcome | None:
         if self._captures == _MOST_CAPTURES:
-            self._refuse("its inputs or numbers change in ever new ways")
+            self._refuse("its inputs or numbers change in ever new ways", self._first_with_a_changing_number())
             return None
         self._captures += 1
         program = self._program
         made: _Captured
         if isinstance(computation, FunctionalComputation):
             if self._watched.varying:
-                self._refuse("compiled code takes its run-time numbers from the host, and they change")
+                reason = "compiled code takes its run-time numbers from the host, and they change"
+                self._refuse(reason, self._first_with_a_changing_number())
                 return None
             made = _CapturedFunction(program, self._written, computation, self._graphs, self._watched.moving)
         else:
@@ -231,6 +232,10 @@ class Capture:
             # Next time it runs between the graphs.
             self._direct.add(program.calls.index(made.failure.call))
         return outcome
+
+    def _first_with_a_changing_number(self) -> Call | None:
+        users = _users_of(self._program, self._watched.varying)
+        return self._program.calls[min(users)] if users else None
 
     def _refuse(self, reason: str, call: Call | None = None) -> None:
         self.refusal = reason if call is None else f"{call.name} at {call.source}: {reason}"
@@ -466,9 +471,11 @@ class _CapturedCalls(_Captured):
 
     def describe(self) -> str:
         """A line on the treatment of inputs and calls."""
-        direct = sum(segment.direct for segment in self._segments)
-        between = f", {direct} calls between graphs" if direct else ""
-        return f"{super().describe()}{between}"
+        direct = [segment.calls[0] for segment in self._segments if segment.direct]
+        if not direct:
+            return super().describe()
+        first = f"the first {direct[0].name} at {direct[0].source}"
+        return f"{super().describe()}, {len(direct)} calls between graphs, {first}"
 
     def _capture(self, inputs: list[Any], arguments: Arguments) -> Outcome | None:
         values: dict[int, Any] = {i.number: tensor for i, tensor in zip(self._program.inputs, inputs, strict=True)}

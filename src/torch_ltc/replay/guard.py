@@ -24,13 +24,16 @@ _BUSY = 4
 class _Contents:
     """What a dict or list held, as far as a replay relies on it."""
 
-    __slots__ = ("holder", "writes", "_length", "_get", "_keys", "_expected", "_paths")
+    __slots__ = ("holder", "writes", "_names", "_known", "_length", "_get", "_keys", "_expected", "_paths")
 
-    def __init__(self, holder: Any, places: list[Place], values: list[Any]) -> None:
+    def __init__(self, holder: Any, places: list[Place], values: list[Any], names: set[str] | None) -> None:
         self.holder = holder
         # Checks that found the dict written to.
         self.writes = 0
-        self._length = None if _is_global(holder) else len(holder)
+        # Where only some names count, those; and which of them are there.
+        self._names = names
+        self._known = None if names is None else names & holder.keys()
+        self._length = len(holder)
         self._keys = [place.key for place in places]
         self._get = _getter(self._keys)
         self._expected = values
@@ -42,7 +45,10 @@ class _Contents:
             current = self._get(self.holder)
         except (KeyError, IndexError):
             return "something that the function names"
-        if self._length is not None and len(self.holder) != self._length:
+        if self._names is not None:
+            if self._names & self.holder.keys() != self._known:
+                return "something that the function names"
+        elif len(self.holder) != self._length:
             return f"the length of {self._paths[0].rpartition('.')[0] if self._paths else 'a list'}"
         if all(map(operator.is_, current, self._expected)):
             return ""
@@ -105,14 +111,22 @@ class _Gradients:
 class Guard:
     """Everything that a replay relies on."""
 
-    def __init__(self, state: State, skip: set[tuple[int, Any]], taken: Iterable[torch.Tensor]) -> None:
-        """Guard everything that can be reached, as it is in `state`, but for the places to `skip`. The program takes
-        the tensors `taken` as its inputs."""
+    def __init__(
+        self,
+        state: State,
+        skip: set[tuple[int, Any]],
+        taken: Iterable[torch.Tensor],
+        changed: set[int] | frozenset[int] = frozenset(),
+    ) -> None:
+        """Guard everything that can be reached, as it is in `state`, but for the places to `skip`, and the shapes of
+        tensors whose identities are in `changed`. The program takes the tensors `taken` as its inputs."""
         inputs = {id(tensor) for tensor in taken}
         self._places = state.places
         self._single: list[tuple[Place, Any]] = []
         empty: dict[int, Any] = {}
         holders: dict[int, tuple[Any, list[Place], list[Any]]] = {}
+        for holder, _ in state.partial.values():
+            holders[id(holder)] = (holder, [], [])
         gradients: list[tuple[Place, Any]] = []
         others: list[tuple[Place, bool]] = []
         tensors: list[tuple[Place, Any]] = []
@@ -124,7 +138,7 @@ class Guard:
                 holders.setdefault(id(value), (value, [], []))
             if identity in skip:
                 continue
-            if is_lazy(value):
+            if is_lazy(value) and id(value) not in changed:
                 tensors.append((place, value))
             if isinstance(place.holder, torch.Tensor) and id(value) in inputs:
                 gradients.append((place, value))
@@ -145,7 +159,8 @@ class Guard:
         self._gradients = _Gradients(gradients, lambda current: current)
         self._without = _Gradients(others, lambda current: [gradient is None for gradient in current])
         self._tensors = _Tensors(tensors)
-        contents = [_Contents(*held) for held in holders.values()]
+        named = {id(holder): names for holder, names in state.partial.values()}
+        contents = [_Contents(*held, named.get(id(held[0]))) for held in holders.values()]
         # Compared by their version, and each time.
         self._dicts = [each for each in contents if isinstance(each.holder, dict)]
         self._others = [each for each in contents if not isinstance(each.holder, dict)]
@@ -187,11 +202,6 @@ class Guard:
                 self._others.append(contents)
         self._note_versions()
         return ""
-
-
-def _is_global(holder: Any) -> bool:
-    """True for the globals of a module, of which only some are named by the function."""
-    return isinstance(holder, dict) and "__builtins__" in holder
 
 
 def _getter(keys: list[Any]) -> Callable[[Any], tuple[Any, ...]]:

@@ -6,6 +6,7 @@ import functools
 import itertools
 import operator
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -38,6 +39,7 @@ class Plan:
         self._inputs: list[Any] = list(settled.inputs)
         self._given = [(i, item) for i, item in enumerate(settled.inputs) if isinstance(item, int)]
         self._gradients = _BoundGradients(settled)
+        self._flags = _Flags(settled)
         self._places = [(place, made) for place, made in settled.places if not isinstance(place.holder, torch.Tensor)]
         self._counters = settled.counters
         self._host_tensors = settled.host_tensors
@@ -48,7 +50,7 @@ class Plan:
 
     def change(self) -> str:
         """Something that a replay relies on and that has changed, or an empty text."""
-        changed = self._guard.change() or self._gradients.change()
+        changed = self._guard.change() or self._gradients.change() or self._flags.change()
         if not changed and not all(map(operator.is_, map(storage_of, self._taken), self._storages)):
             changed = "the memory of a captured tensor"
         return changed
@@ -63,6 +65,7 @@ class Plan:
             if outputs[i] is None:
                 outputs[i] = new_buffer(spec, 0)
         replay(self._entry, inputs, scalars, outputs)
+        self._flags.set()
         bases: dict[int, torch.Tensor] = {}
         for owner, made in rebound:
             owner.grad = made.tensor(outputs, bases)
@@ -83,13 +86,39 @@ def _guard_of(settled: RecordedCall) -> Guard:
     skipped |= {place.identity for place in settled.rates}
     counted = {id(tensor) for tensor, _ in settled.host_tensors}
     skipped |= {identity for identity, value in settled.after.values.items() if id(value) in counted}
-    return Guard(settled.after, skipped, [tensor for tensor, _ in settled.captured])
+    changed = {id(tensor) for tensor, _, _ in settled.flags}
+    return Guard(settled.after, skipped, [tensor for tensor, _ in settled.captured], changed)
 
 
 def _returned(leaf: Any, leaves: list[Any], outputs: list[Buffer], bases: dict[int, torch.Tensor]) -> Any:
     if isinstance(leaf, Made):
         return leaf.tensor(outputs, bases)
     return leaves[leaf.position] if isinstance(leaf, Argument) else leaf
+
+
+class _Flags:
+    """Tensors whose `requires_grad` a call changes, as code does that trains parts of a model in turn."""
+
+    def __init__(self, settled: RecordedCall) -> None:
+        self._changes = [(tensor, after) for tensor, before, after in settled.flags if before is not after]
+        self._tensors = [tensor for tensor, _, _ in settled.flags]
+        self._expected = [(spec_of(tensor), before) for tensor, before, _ in settled.flags]
+        # Made when they are next as they were before the call.
+        self._have_shapes: Callable[..., bool] | None = None
+
+    def change(self) -> str:
+        """A text when a call would find them other than it did."""
+        if self._have_shapes is not None and self._have_shapes(*self._tensors):
+            return ""
+        if [(spec_of(tensor), tensor.requires_grad) for tensor in self._tensors] != self._expected:
+            return "requires_grad of a tensor"
+        self._have_shapes = shape_guard(self._tensors)
+        return ""
+
+    def set(self) -> None:
+        """Change them as the call does."""
+        for tensor, after in self._changes:
+            tensor.requires_grad_(after)
 
 
 class _BoundGradients:

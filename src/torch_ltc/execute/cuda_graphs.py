@@ -37,7 +37,18 @@ class CudaGraphs:
         graph = torch.cuda.CUDAGraph()
         if generator is not None:
             graph.register_generator_state(generator)
-        # Other threads may go on using the device meanwhile.
-        with torch.cuda.graph(graph, pool, self._streams[device], capture_error_mode="thread_local"):
-            launch()
+        raised: list[Exception] = []
+        try:
+            # Other threads may go on using the device meanwhile.
+            with torch.cuda.graph(graph, pool, self._streams[device], capture_error_mode="thread_local"):
+                try:
+                    launch()
+                except Exception as error:
+                    raised.append(error)
+                    raise
+        except Exception:
+            # Ending a capture that has failed raises an error of its own, which says nothing.
+            if raised:
+                raise raised[0] from None
+            raise
         return graph

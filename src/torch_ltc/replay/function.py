@@ -58,8 +58,8 @@ def _flatten(value: Any, leaves: list[Any]) -> Any:
 def _kind(leaf: Any) -> Any:
     """A key that is equal for arguments of one kind."""
     if isinstance(leaf, torch.Tensor):
-        if leaf.device.type != "ltc":
-            return (torch.Tensor, str(leaf.device))
+        if not is_lazy(leaf):
+            return (torch.Tensor, str(leaf.device), leaf.layout)
         return (spec_of(leaf), buffer_of(leaf).spec, leaf.requires_grad)
     if type(leaf) is float:
         return float

@@ -249,13 +249,13 @@ def _is_walked(value: Any) -> bool:
 
 
 def is_lazy(value: Any) -> bool:
-    """True for a tensor of the device."""
-    return isinstance(value, torch.Tensor) and value.device.type == "ltc"
+    """True for a tensor of the device with memory of its own; a sparse one consists of others."""
+    return isinstance(value, torch.Tensor) and value.device.type == "ltc" and value.layout is torch.strided
 
 
 def is_host_tensor(value: Any) -> bool:
-    """True for a tensor of another device."""
-    return isinstance(value, torch.Tensor) and value.device.type != "ltc"
+    """True for a tensor of another device, and for a sparse one."""
+    return isinstance(value, torch.Tensor) and not is_lazy(value)
 
 
 def token(value: Any) -> Any:

@@ -309,9 +309,9 @@ class Ltc(System):
         """Whether the backend ran every program of the last step, but for those that it cannot or need not compile."""
         if len(self._compiles) + self._captures != self._compiles_before:
             return False
-        if self._backend == "auto":
-            return all(program in self._chosen for program, _ in list(self._runs))
         spared = self._single.union(self._refused)
+        if self._backend == "auto":
+            return all(program in self._chosen or program in spared for program, _ in list(self._runs))
         return all(backend == self._backend or program in spared for program, backend in list(self._runs))
 
     def count_operations(self, step: Callable[[], object]) -> int | None:

@@ -475,17 +475,18 @@ def cache_folder() -> str:
         return ""
     if settings.cache_dir:
         return os.path.abspath(os.path.expanduser(settings.cache_dir))
-    return _user_folder()
+    return _user_folder(os.environ.get("XDG_CACHE_HOME"), os.environ.get("HOME"))
 
 
 def native_folder() -> str:
     """The folder that `ltc build` compiles the extension into, whatever `cache_dir` says of compiled programs."""
-    return os.path.join(_user_folder(), "native")
+    return os.path.join(_user_folder(os.environ.get("XDG_CACHE_HOME"), os.environ.get("HOME")), "native")
 
 
-def _user_folder() -> str:
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return os.path.join(home, "torch_ltc")
+# Each sync asks for it.
+@lru_cache(maxsize=16)
+def _user_folder(caches: str | None, home: str | None) -> str:
+    return os.path.join(caches or os.path.join(os.path.expanduser("~"), ".cache"), "torch_ltc")
 
 
 def foreign_variable(name: str) -> str:

@@ -61,6 +61,7 @@ COUNTERS: Mapping[str, str] = {
     "UncachedCompile": "Syncs whose program was new.",
     "SyncedTensorsWithIR": "Buffers that syncs computed, summed over all syncs.",
     "TrimIrGraph": "Syncs that happened because the pending program reached its bound.",
+    "NativeHits": "Instructions that the hit path in C++ recorded.",
     "TrieForked": "Instructions that were recorded where another one had come before, so that the prefix tree forked.",
     "TreePruned": "Times that the prefix tree reached its bound and was pruned.",
     "Compile": "Programs that a backend compiled.",

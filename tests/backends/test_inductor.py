@@ -222,6 +222,25 @@ def test_a_training_step_has_no_memory_for_parameters_and_state_besides_their_ow
     assert function.text().count("empty_strided_cpu((7, 13)") == 1
 
 
+def test_rows_of_a_cache_are_written_in_place() -> None:
+    def decode(table: Tensor, tokens: Tensor, cache: Tensor, position: Tensor) -> Tensor:
+        rows = table[tokens]
+        cache.index_copy_(0, position, rows)
+        return cache.sum(1)
+
+    cache, position, table = torch.zeros(64, 37), torch.tensor([5, 3]), torch.rand(11, 37)
+    tokens = torch.tensor([10, 2])
+    expected = cache.clone()
+    sums = decode(table, tokens, expected, position)
+    _, function = compiled(decode, table, tokens, cache, position)
+    assert function.text().count("empty_strided_cpu((64, 37)") == 0
+    made, _ = function(table, tokens, cache, position)
+    torch.testing.assert_close([cache, made], [expected, sums])
+    with pytest.raises(IndexError, match="out of range"):
+        function(table, torch.tensor([11, 2]), cache, position)
+    torch.testing.assert_close(cache, expected, rtol=0, atol=0)
+
+
 def test_compiled_programs_are_found_again_by_another_process(tmp_path: Path) -> None:
     source = """
         import torch, torch_ltc

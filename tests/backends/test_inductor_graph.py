@@ -438,6 +438,75 @@ def test_what_is_saved_beside_calls_that_the_graph_does_not_check() -> None:
     assert at_risk(lambda c, k, v: (c.add_(1), c.sin().index_put((k,), v))[1], count, mask, values) == (0,)
 
 
+def test_positions_that_pooling_has_found_itself_are_not_checked() -> None:
+    def pooled(images: Tensor) -> Tensor:
+        leaf = images.detach().requires_grad_()
+        (gradient,) = torch.autograd.grad(F.max_pool2d(leaf, 2).sum(), leaf)
+        return gradient
+
+    images = torch.randn(2, 3, 8, 8)
+    built = graph_of(pooled, images)
+    assert not built.checked
+    torch.testing.assert_close(built.module(images)[0], pooled(images))
+
+
+# ---- updates of a part of an input --------------------------------------------------------------------------------
+
+
+def write_rows(cache: Tensor, index: Tensor, rows: Tensor) -> None:
+    cache.index_copy_(0, index, rows)
+
+
+def put_rows(cache: Tensor, index: Tensor, rows: Tensor) -> None:
+    cache[index] = rows
+
+
+def write_slice(cache: Tensor, index: Tensor, rows: Tensor) -> Tensor:
+    total, picked = cache.sum(), index - 4
+    cache[2:4] = rows
+    return rows[picked] + total
+
+
+def write_and_read(cache: Tensor, index: Tensor, rows: Tensor) -> Tensor:
+    cache.index_copy_(0, index, rows)
+    return rows[(index.neg() + 5) % 3 - 1] + cache.sum()
+
+
+@pytest.mark.parametrize("write", [write_rows, put_rows, write_slice, write_and_read])
+def test_rows_are_replaced_by_themselves_if_the_data_is_wrong(write: Callable[..., Any]) -> None:
+    given = [torch.zeros(6, 3), torch.tensor([4, 5]), torch.ones(2, 3)]
+    built = graph_of(write, *given)
+    built.module.graph.lint()
+    # The choice is between rows, not between whole caches.
+    chosen = [node for node in built.module.graph.nodes if node.target is aten.where.self]
+    (copied,) = [node for node in built.module.graph.nodes if node.target is aten.copy_.default]
+    assert copied.args[1] not in chosen
+    before, expected = given[0].clone(), given[0].clone()
+    write(expected, *given[1:])
+    *_, wrong = built.module(*given)
+    assert not wrong
+    torch.testing.assert_close(given[0], expected)
+    *_, wrong = built.module(before, torch.tensor([4, 77]), given[2])
+    assert wrong
+    assert before.tolist() == torch.zeros(6, 3).tolist()
+
+
+def test_rows_that_later_checks_depend_on_are_chosen_as_a_whole() -> None:
+    def write(cache: Tensor, index: Tensor, table: Tensor) -> Tensor:
+        cache[index] = 1
+        return table[cache]
+
+    cache, index, table = torch.zeros(4, dtype=torch.int64), torch.tensor([2]), torch.rand(3, 2)
+    built = graph_of(write, cache, index, table)
+    found, wrong = built.module(cache, index, table)
+    assert not wrong
+    assert cache.tolist() == [0, 0, 1, 0]
+    torch.testing.assert_close(found, table[cache])
+    *_, wrong = built.module(cache, torch.tensor([9]), table)
+    assert wrong
+    assert cache.tolist() == [0, 0, 1, 0]
+
+
 # ---- channels last ------------------------------------------------------------------------------------------------
 
 

@@ -57,13 +57,6 @@ KNOWN_FAILURES: tuple[Known, ...] = (
         Kind.MISSING,
         "no DLPack: the memory is the physical device's, and may not be computed yet",
     ),
-    Known("test_autograd", ("TestAutogradDeviceTypeCPU.test_sparse_*",), Kind.MISSING, _SPARSE),
-    Known(
-        "test_scatter_gather_ops",
-        ("TestScatterGatherCPU.test_gather_backward_*_sparse_grad_True_*",),
-        Kind.MISSING,
-        _SPARSE,
-    ),
     Known(
         "test_sort_and_select",
         ("TestSortAndSelectCPU.test_stable_sort_against_numpy_cpu_*",),
@@ -76,7 +69,6 @@ KNOWN_FAILURES: tuple[Known, ...] = (
         Kind.ARTEFACT,
         "the test wants an error of every device but the CPU, by name; the device computes as the CPU does",
     ),
-    Known("test_optim", ("TestOptimRenewedCPU.*SparseAdam*",), Kind.MISSING, _SPARSE),
     Known(
         "test_torch",
         ("TestTorchDeviceTypeCPU.test_broadcast_fn_map*_cpu",),

@@ -149,6 +149,13 @@ def test_of_equally_fast_forms_compiled_code_is_kept(of_speed: Callable[..., Bac
     assert seen.choices[0].kept == "equal"
 
 
+def test_short_runs_are_timed_more_often(of_speed: Callable[..., Backend], seen: SimpleNamespace) -> None:
+    of_speed("short", 0.001)
+    steps(30)
+    assert backends(seen)[1:17].count("short") == 11
+    assert backends(seen)[1:17].count("interpreter") == 5
+
+
 def test_nothing_runs_twice(of_speed: Callable[..., Backend], seen: SimpleNamespace) -> None:
     backend = of_speed("fast", 0.5)
     x = torch.zeros(3).to("ltc")
@@ -170,6 +177,8 @@ def test_a_form_that_cannot_be_compiled_is_left_out(of_speed: Callable[..., Back
     with pytest.warns(torch_ltc.errors.LtcWarning, match="never"):
         steps(12)
     assert set(backends(seen)) == {"interpreter"}
+    # There was nothing to measure.
+    assert not seen.choices
 
 
 def test_captured_forms_take_part(
@@ -247,7 +256,7 @@ def test_programs_of_one_symbolic_key_share_the_choice(of_speed: Callable[..., B
     # What fits is run, whether it was measured or not.
     assert backends(seen)[-1] == "symbolic"
     assert not seen.choices
-    steps(16, torch.ones(50).to("ltc"))
+    steps(40, torch.ones(50).to("ltc"))
     assert [choice.kept for choice in seen.choices] == ["symbolic"]
     seen.runs.clear()
     steps(12, torch.ones(51).to("ltc"))

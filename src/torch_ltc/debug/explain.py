@@ -147,8 +147,6 @@ def _program_text(row: ProgramRow, recording: Recording, newness: Newness | None
     lines = [f"program {row.identity}: {counts}; {count_text(row.syncs, 'sync')}, {count_text(row.runs, 'run')}"]
     lines.append(f"  {_state(row)}")
     lines.append(f"  compile states: {' > '.join(row.states)}" + (f" ({row.state_reason})" if row.state_reason else ""))
-    if row.choice:
-        lines.append(f"  it runs on {row.choice}")
     if row.capture:
         lines.append(f"  {row.capture}; {count_text(row.replays, 'replay')}")
     if explanation is not None:
@@ -168,6 +166,10 @@ def _state(row: ProgramRow) -> str:
         return f"it runs in the interpreter: {row.refused.splitlines()[0]}"
     if not row.runs:
         return "it has not run yet"
+    if row.choice:
+        return f"it runs on {row.choice}"
+    if row.interpreted == row.runs and row.states[-1:] == ("compiled",):
+        return "it ran in the interpreter so far, and is measured against what was compiled"
     if row.interpreted == row.runs:
         return "it ran in the interpreter: a program is compiled when it is seen again"
     if row.compiles:

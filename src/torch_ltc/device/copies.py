@@ -135,6 +135,7 @@ def _adopt_whole(target: torch.Tensor, source: torch.Tensor, non_blocking: bool)
         add_upload(error, target, current_source())
         raise
     buffer.data = data
+    buffer.note_data()
     line = current_source()
     memory.hold(buffer, line)
     emit(UploadEvent(data.nbytes, time.perf_counter() - began, line))

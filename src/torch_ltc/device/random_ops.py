@@ -52,6 +52,7 @@ def random_kernel(op: OpOverload) -> Kernel:
         op(drawn, *args[1:], **kwargs)
         return copy_(target, drawn)
 
+    kernel.operator = operator  # type: ignore[attr-defined]
     return kernel
 
 

@@ -24,12 +24,15 @@ from torch_ltc.device.library import register_kernels
 from torch_ltc.errors import LtcWarning
 from torch_ltc.execute.sync import program_synced
 from torch_ltc.native.library import extension
+from torch_ltc.native.recording import native
 from torch_ltc.pytorch.patches import changes
 from torch_ltc.record.recorder import recorder
 
 
 def _count(entry: CachedProgram) -> None:
     metrics.count_ops(entry.op_counts)
+    if native is not None:
+        metrics.count("NativeHits", recorder.take_hits())
     if recorder.tree.forks:
         metrics.count("TrieForked", recorder.tree.forks)
         recorder.tree.forks = 0

@@ -13,7 +13,7 @@ from torch_ltc.execute.pending import uncomputed
 from torch_ltc.execute.sync import read, sync
 from torch_ltc.program.spec import spec_of
 from torch_ltc.pytorch.patches import replaces
-from torch_ltc.record.buffer import Buffer, storage_of
+from torch_ltc.record.buffer import Buffer, find_buffer
 
 
 @replaces("torch.Tensor.data")
@@ -48,7 +48,7 @@ def _comparable_pointer(original: Any) -> Any:
     def data_ptr(self: torch.Tensor) -> int:
         buffer: Buffer | None = None
         if self.device.type == "ltc":
-            buffer = getattr(storage_of(self), "handle", None)
+            buffer = find_buffer(self)
         if buffer is None:
             pointer: int = original(self)
             return pointer

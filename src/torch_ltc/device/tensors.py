@@ -10,6 +10,7 @@ import torch
 from torch_ltc.device.registration import alias, alias_by
 from torch_ltc.execute.memory import memory
 from torch_ltc.native.library import extension
+from torch_ltc.native.recording import native
 from torch_ltc.program.instruction import Call, Return, ReturnKind
 from torch_ltc.program.spec import Spec, contiguous_strides, make_spec
 from torch_ltc.program.tree import Node
@@ -24,7 +25,9 @@ from torch_ltc.record.recorder import recorder
 def new_tensor(buffer: Buffer, spec: Spec) -> torch.Tensor:
     """A device tensor of shape `spec` on a new storage that holds `buffer`."""
     tensor: torch.Tensor
-    if extension is not None:
+    if native is not None:
+        tensor = native.new_tensor(buffer, spec, buffer.size_bytes)
+    elif extension is not None:
         tensor = extension.empty_strided(spec.size, spec.stride, spec.offset, spec.dtype, buffer.size_bytes)
     elif spec.contiguous:
         tensor = create_empty_tensor(spec.size, spec.dtype)
@@ -33,7 +36,8 @@ def new_tensor(buffer: Buffer, spec: Spec) -> torch.Tensor:
         base = create_empty_tensor((), spec.dtype)
         refuse_data_pointer(base)
         tensor = alias(base, spec.size, spec.stride, spec.offset)
-    attach(tensor, buffer)
+    if native is None:
+        attach(tensor, buffer)
     if spec.conj:
         tensor = conj_view(tensor)
     if spec.neg:
@@ -134,7 +138,7 @@ def _make(
         return item.constant
     if kind is ReturnKind.FRESH and item.group == position:
         buffer = new_buffer(spec, number)
-        recorder.buffers.append(buffer)
+        recorder.add_buffer(buffer)
         tensor = made[position] = new_tensor(buffer, spec)
     elif kind is ReturnKind.FRESH:
         owner = made[item.group]
@@ -144,5 +148,6 @@ def _make(
         base = tensors[item.operand]
         tensor = view_tensor(operator, base, spec, values)
         recorder.remember_view(buffer_of(base), spec, number)
-    tensor._ltc = number  # type: ignore[attr-defined]
+    if native is None:
+        tensor._ltc = number  # type: ignore[attr-defined]
     return tensor

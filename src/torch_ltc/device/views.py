@@ -12,6 +12,7 @@ from torch_ltc.device.kernels import Kernel, record
 from torch_ltc.device.registration import alias
 from torch_ltc.device.tensors import empty_tensor
 from torch_ltc.native.library import extension
+from torch_ltc.native.recording import native
 from torch_ltc.program.spec import Spec, contiguous_strides, make_spec, spec_of
 from torch_ltc.pytorch.private import META, OpOverload, conj_view, set_data
 from torch_ltc.record.arguments import operand_tensors
@@ -65,14 +66,18 @@ def resize_to(tensor: torch.Tensor, spec: Spec) -> None:
             become(tensor, alias(tensor, spec.size, spec.stride, spec.offset))
             return
         buffer.grown_bytes = max(buffer.grown_bytes, spec.extent() * spec.dtype.itemsize)
+        before = recorder.operand(tensor)
         aliased = record(_ALIAS, (tensor,))
         # The resize is recorded on an alias of its own: other tensors keep the old shape.
         record(_RESIZE, (aliased, spec.size, None))
-        number = aliased._ltc
+        number = recorder.base + recorder.operand(aliased)
+        # What looks as this tensor did stays the value that it was.
+        recorder.remember_view(buffer, spec_of(tensor), recorder.base + before)
         contiguous = make_spec(spec.dtype, spec.size, contiguous_strides(spec.size), spec.offset)
         recorder.remember_view(buffer, contiguous, number)
         resized = alias(tensor, contiguous.size, contiguous.stride, contiguous.offset)
-        resized._ltc = number  # type: ignore[attr-defined]
+        if native is None:
+            resized._ltc = number  # type: ignore[attr-defined]
         if contiguous is not spec:
             resized = aten.as_strided.default(resized, spec.size, spec.stride, spec.offset)
         become(tensor, resized)
@@ -171,6 +176,7 @@ def out_kernel(operator: Operator) -> Kernel:
             resize_to(tensors[place], spec)
         return record(operator, values)
 
+    kernel.operator = operator  # type: ignore[attr-defined]
     return kernel
 
 

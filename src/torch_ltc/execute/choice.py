@@ -24,9 +24,12 @@ from torch_ltc.lowering.registry import registry
 
 __all__ = ["Choice", "ProgramForm", "choice_of", "wait_for_device"]
 
-# Runs of a form before it is timed, in which code is warmed up or captured, and timed ones, of which the least counts.
+# Runs of a form before it is timed, in which code is warmed up or captured, and timed ones, of which the least counts;
+# more of those that are short, because other work of the machine may cover all of a few.
 _UNTIMED = 2
 _TIMED = 3
+_TIMED_SHORT = 9
+_SHORT_S = 5e-3
 # Runs after which a form that cannot be had is left out.
 _MOST_TRIES = 16
 _MOST_MEASUREMENTS = 3
@@ -52,7 +55,12 @@ class ProgramForm:
     @property
     def finished(self) -> bool:
         """True when it has run often enough, or cannot be had."""
-        return self.runs >= _UNTIMED + _TIMED or self.tries >= _MOST_TRIES
+        return self.timed or self.tries >= _MOST_TRIES
+
+    @property
+    def timed(self) -> bool:
+        """True when it has run often enough."""
+        return self.runs >= _UNTIMED + (_TIMED_SHORT if self.least_s < _SHORT_S else _TIMED)
 
     def begin(self) -> None:
         """Measure anew."""
@@ -133,6 +141,9 @@ class Choice:
         if waits or (self._tries < _MOST_TRIES and any(not form.backend.compiles_out_of_process for form in pending)):
             return runs_now, False
         self._late = pending
+        if len(ready) == 1:
+            self.kept = ready[0]
+            return self.kept, False
         self._begin(ready)
         return self._turn() or runs_now, True
 
@@ -165,7 +176,7 @@ class Choice:
         return min(plain, key=lambda form: form.runs + form.tries) if plain else left[0] if left else None
 
     def _decide(self, entry: CachedProgram) -> None:
-        timed = [form for form in self._measured if form.runs >= _UNTIMED + _TIMED]
+        timed = [form for form in self._measured if form.timed]
         self._measured = []
         if not timed:
             self.kept = self.kept or self._forms[0]

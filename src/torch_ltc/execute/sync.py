@@ -39,7 +39,7 @@ from torch_ltc.lowering.backend_data import BackendData
 from torch_ltc.lowering.interface import Arguments, Held, Outcome
 from torch_ltc.lowering.kernel_call import laid_out
 from torch_ltc.program.instruction import Call, Program
-from torch_ltc.program.spec import Spec, held_elsewhere, keep_bounded, spec_of
+from torch_ltc.program.spec import Spec, keep_bounded, spec_of
 from torch_ltc.program.tree import Node
 from torch_ltc.pytorch.private import below_autograd
 from torch_ltc.pytorch.profiler_ranges import span
@@ -60,9 +60,7 @@ program_synced = Hook[[CachedProgram], None]("program synced", "after a program 
 
 def live_outputs() -> list[Buffer]:
     """Buffers that the pending program defines and that someone still holds."""
-    # A buffer is held by its storage, which lives as long as any tensor on it. Counting references is exact here: the
-    # lock is held, and nothing else keeps buffers.
-    return held_elsewhere(recorder.buffers)
+    return recorder.live_buffers()
 
 
 def pending_entry(outputs: list[Buffer]) -> tuple[CachedProgram, bool]:
@@ -80,7 +78,7 @@ def pending_entry(outputs: list[Buffer]) -> tuple[CachedProgram, bool]:
             identity=next_identity(),
             instructions=instructions,
             outputs=live,
-            scalars=len(recorder.scalars),
+            scalars=recorder.scalar_count,
             values=recorder.count - recorder.base,
             random=recorder.random,
             device=physical_device(),
@@ -140,7 +138,7 @@ def _queue(
         if buffer is not None:
             buffer.job = job
     for buffer in made:
-        buffer.views = None
+        buffer.forget_views()
         buffer.job = job
     for buffer, origin in zip(outputs, entry.origins, strict=True):
         buffer.maker = origin
@@ -293,9 +291,7 @@ def _open_handles(program: Program, inputs: list[Buffer]) -> None:
 
 def touched(buffer: Buffer) -> bool:
     """True when the pending program defines or uses this buffer."""
-    if buffer.number >= recorder.base:
-        return True
-    return 0 <= buffer.input < len(recorder.inputs) and recorder.inputs[buffer.input] is buffer
+    return buffer.number >= recorder.base or recorder.is_input(buffer)
 
 
 def _is_stale(buffer: Buffer) -> bool:

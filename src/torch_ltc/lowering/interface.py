@@ -152,6 +152,8 @@ class Computation(abc.ABC):
     keeps_inputs: bool = False
     # True if it takes handles as they are, and says in `Outcome.replaced` what becomes of the inputs that it updates.
     takes_handles: bool = False
+    # True if `run` itself compares its results with what was recorded, and lays them out so.
+    checks_results: bool = False
 
     @abc.abstractmethod
     def run(self, arguments: Arguments) -> Outcome:
@@ -281,6 +283,9 @@ class Backend(abc.ABC):
     eager_random: bool = True
     # True if a function that raises has left every input that it was given as it was: nothing is saved before it runs.
     keeps_inputs: bool = False
+    # True if the results of a functional program's function have the same dtypes, sizes and strides at every run, and
+    # share memory with each other and with inputs in the same way: they are checked until a run needed no correction.
+    repeats_layouts: bool = False
     # What the conformance suite holds it to: equal bits, or tolerances (relative, absolute) by dtype where they differ
     # from PyTorch's own; and what is known to be wrong, as "operator/dtype/what", with the reason.
     exact_values: bool = False

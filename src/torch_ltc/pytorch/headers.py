@@ -60,5 +60,25 @@ table.add(
            names=("THPDtype", "THPDtype_Check", "scalar_type")),
     Header("torch/csrc/autograd/python_variable.h", "tensors in Python", "results of calls", _BINDING,
            names=("THPVariable_Wrap", "THPVariable_Unpack")),
+    Header("c10/core/StorageImpl.h", "storages that hold buffers", "the hit path", names=(
+           "StorageImpl", "_mutable_data_ptr_no_checks")),
+    Header("c10/core/TensorImpl.h", "results and views", "the hit path", names=(
+           "TensorImpl", "VIEW", "set_sizes_contiguous", "set_sizes_and_strides", "is_wrapped_number", "bump_version",
+           "unsafe_storage")),
+    Header("c10/core/impl/TorchDispatchModeTLS.h", "modes of the user's", "the hit path", names=("any_modes_set",)),
+    Header("c10/util/SmallVector.h", "vectors without allocation", "the hit path", _STABLE, names=("SmallVector",)),
+    Header("c10/util/intrusive_ptr.h", "counted references", "the hit path", _STABLE,
+           names=("intrusive_ptr_target", "reclaim", "reclaim_copy", "make_intrusive")),
+    Header("ATen/core/ivalue.h", "the dispatcher's values", "the hit path", _STABLE, names=("IValue",)),
+    Header("ATen/core/jit_type.h", "types of a schema", "the hit path", names=("PyObjectType",)),
+    Header("ATen/core/stack.h", "the arguments of a boxed call", "the hit path", names=("Stack", "drop")),
+    Header("ATen/core/dispatch/Dispatcher.h", "operators by name", "the hit path",
+           names=("findSchemaOrThrow", "redispatchBoxed")),
+    Header("ATen/core/grad_mode.h", "whether gradients are wanted", "the hit path", _STABLE),
+    Header("ATen/ops/mm.h", "products of matrices", "the hit path", _STABLE),
+    Header("torch/library.h", "boxed kernels", "the hit path", _STABLE, names=("makeFromBoxedFunctor", "IMPL")),
+    Header("torch/csrc/jit/python/pybind_utils.h", "Python values as the dispatcher's", "the hit path", _BINDING,
+           names=("toIValue", "toPyObject")),
+    Header("torch/csrc/utils/pybind.h", "tensors as arguments", "the hit path", _BINDING),
 )
 # fmt: on

@@ -51,8 +51,10 @@ DispatchKeySet = torch._C.DispatchKeySet
 META = DispatchKeySet(DispatchKey.Meta)
 AUTOCAST = DispatchKeySet(DispatchKey.AutocastPrivateUse1)  # type: ignore[attr-defined]
 AUTOCAST_CUDA = DispatchKeySet(DispatchKey.AutocastCUDA)
-ExcludeDispatchKeys = torch._C._ExcludeDispatchKeyGuard
 COMPRESSED = DispatchKeySet(DispatchKey.SparseCsrCPU)
+SPARSE_KEY = DispatchKey.SparseCPU
+COORDINATES = DispatchKeySet(SPARSE_KEY)
+VIEW_TRACKING = DispatchKeySet(DispatchKey.ADInplaceOrView)
 # After `use_meta(True)` on a thread, operators on device tensors run their meta kernels there: views become aliases
 # that nobody records. Call it in a `try` whose `finally` calls `include_key(META_KEY, False)`, which takes out what
 # came with it, and then `use_meta(False)`, which takes out the backend: in this order the thread's keys are as before.
@@ -62,9 +64,13 @@ include_key: Callable[[Any, bool], None] = torch._C._dispatch_tls_set_dispatch_k
 # How many of the user's modes would see a call.
 function_modes: Callable[[], int] = torch._C._len_torch_function_stack
 dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
+# True inside of `torch.func` transforms.
+function_transforms: Callable[[], bool] = torch._C._are_functorch_transforms_active
 # A context in which no function mode sees a call.
 no_torch_function: Callable[[], Any] = torch._C.DisableTorchFunction
 below_autograd: Callable[[], Any] = torch._C._AutoDispatchBelowAutograd
+# A context without certain keys.
+without_keys: Callable[[Any], Any] = torch._C._ExcludeDispatchKeyGuard
 all_schemas: Callable[[], list[Any]] = torch._C._jit_get_all_schemas
 has_kernel: Callable[[str], bool] = torch._C._dispatch_has_kernel
 has_kernel_for: Callable[[str, Any], bool] = torch._C._dispatch_has_kernel_for_dispatch_key

@@ -72,6 +72,7 @@ class InductorBackend(Backend):
     form = Form.FUNCTIONAL
     symbolic_sizes = True
     compiles_out_of_process = True
+    repeats_layouts = True
 
     def __init__(self) -> None:
         # Settings of `torch._inductor.config`, by name, that count for programs compiled from now on. Those that the
@@ -257,7 +258,7 @@ class InductorFunction:
         # What Inductor returned, if the code can be had from it. It must live as long as the code.
         self.graph = graph
         self._run = run
-        self._strides = interface.strides
+        self._strides = list(interface.strides)
         self._results = interface.results
         self._checked = interface.checked
         self._text = text
@@ -277,13 +278,21 @@ class InductorFunction:
     def __call__(self, *given: Any) -> list[Any]:
         """Run once. Inputs that the program updates are written to, unless it raises because of their data."""
         tensors = list(given)
-        for position, (held, stride) in enumerate(zip(given, self._strides, strict=True)):
-            if isinstance(held, BackendData) or held.stride() != stride:
-                tensors[position] = self._own(position, held)
+        if not self._lie_as_expected(given):
+            for position, (held, stride) in enumerate(zip(given, self._strides, strict=True)):
+                if isinstance(held, BackendData) or held.stride() != stride:
+                    tensors[position] = self._own(position, held)
         returned = self._run([*tensors, *self._symbols])
         if self._checked and returned[-1].item():
             raise IndexError(_WRONG_DATA)
         return [returned[place] if place >= 0 else tensors[-1 - place] for place in self._results]
+
+    def _lie_as_expected(self, given: Sequence[Any]) -> bool:
+        try:
+            return list(map(torch.Tensor.stride, given)) == self._strides
+        except TypeError:
+            # A handle of another backend.
+            return False
 
     def _own(self, position: int, held: torch.Tensor | BackendData) -> torch.Tensor:
         """Data as the code expects it, though another backend holds it or it lies in memory in another way. What the

@@ -16,6 +16,7 @@ import torch
 from torch import fx
 
 from torch_ltc.backends.inductor.channels_last import ChannelsLast
+from torch_ltc.backends.inductor.partial_updates import keep_where
 from torch_ltc.backends.inductor.preconditions import (
     Divides,
     Precondition,
@@ -69,6 +70,8 @@ class _Builder:
         self._wrong: list[fx.Node] = []
         # A device that runs asynchronously reports wrong data as eager does there, and does not end the process.
         self._checks = program.device.type == "cpu"
+        # Positions that a call of the program has found: those of the largest elements, for the backward of pooling.
+        self._found = {call.numbers[1] for call in program.calls if call.op is aten.max_pool2d_with_indices.default}
         self._layout = ChannelsLast(program, self._specs)
 
     def build(self) -> Built:
@@ -158,7 +161,8 @@ class _Builder:
     # ---- preconditions
 
     def _preconditions(self, call: Call) -> list[Precondition]:
-        return preconditions(call, self._shapes) if self._checks else []
+        demanded = preconditions(call, self._shapes) if self._checks else []
+        return [item for item in demanded if item.number not in self._found]
 
     def _meet(self, call: Call, precondition: Precondition) -> fx.Node:
         """The operand with harmless values where it does not meet the precondition, which is noted."""
@@ -221,7 +225,7 @@ class _Builder:
         values = [self._apart(update.number, written) for update in self._program.updates]
         for update, value in zip(self._program.updates, values, strict=True):
             target = self._nodes[inputs[update.input]]
-            if wrong is not None:
+            if wrong is not None and not keep_where(wrong, target, value):
                 value = self._call(aten.where.self, wrong, target, value)
             self._call(aten.copy_.default, target, value)
         self._graph.output((*outputs, *([] if wrong is None else [wrong])))

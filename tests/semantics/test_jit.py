@@ -685,3 +685,13 @@ def test_a_shape_that_the_function_changes_in_place_is_recorded() -> None:
         expected.t_()
         assert torch.equal(function(x.to("ltc")).cpu(), expected @ x)
     assert "changes the shape of table in place" in reason(function)
+
+
+@pytest.mark.filterwarnings("ignore::torch_ltc.errors.LtcWarning")
+def test_sparse_tensors_are_recorded() -> None:
+    table = torch.eye(3).to_sparse().to("ltc")
+    function = torch_ltc.jit(lambda scale, x: torch.sparse.mm(table, x) + torch.sparse.mm(scale, x))
+    for i in range(4):
+        x = torch.full((3, 2), 2.0).to("ltc")
+        assert function(torch.eye(3).mul(i).to_sparse().to("ltc"), x).tolist() == [[2.0 + 2.0 * i] * 2] * 3
+    assert counts(function)[1] == 0

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.bars import judge
-from benchmarks.results import load
+from benchmarks.results import beside, load
 from benchmarks.run import RESULTS
 from benchmarks.table import HEADINGS, ratio_grid, row
 
@@ -60,8 +60,10 @@ def bars(results: Mapping[str, Any]) -> str:
     return table(rows)
 
 
-def block(results: Mapping[str, Any]) -> str:
-    """Everything that stands between the marks."""
+def block(results: Mapping[str, Any], threaded: Mapping[str, Any] | None = None) -> str:
+    """Everything that stands between the marks; ratios of `threaded`, a run with another number of threads, beside
+    the others."""
+    compared = ratios(results if threaded is None else beside(results, threaded))
     where = results["machine"]
     head = (
         f"torch {where['torch']}, Python {where['python']}, {where['processor']}, {where['cores']} cores, "
@@ -69,10 +71,8 @@ def block(results: Mapping[str, Any]) -> str:
         f"the loss read every {results['options']['read_every']} steps."
     )
     if any(key in results["workloads"] for key in "abcdefghij"):
-        return "\n\n".join(
-            [head, "## Ratios", ratios(results), "## Bars", bars(results), "## Details", details(results)]
-        )
-    return "\n\n".join([head, "## Ratios", ratios(results), "## Details", details(results)])
+        return "\n\n".join([head, "## Ratios", compared, "## Bars", bars(results), "## Details", details(results)])
+    return "\n\n".join([head, "## Ratios", compared, "## Details", details(results)])
 
 
 def write(page: str, text: str) -> str:
@@ -90,7 +90,9 @@ def main() -> None:
     parser.add_argument("results", nargs="?", type=Path, default=RESULTS / "cpu.json")
     parser.add_argument("page", nargs="?", type=Path, default=PAGE)
     arguments = parser.parse_args()
-    arguments.page.write_text(write(arguments.page.read_text(), block(load(arguments.results))))
+    beside_it = arguments.results.with_name(f"{arguments.results.stem}-threads.json")
+    threaded = load(beside_it) if beside_it.exists() else None
+    arguments.page.write_text(write(arguments.page.read_text(), block(load(arguments.results), threaded)))
     print(f"written: {arguments.page}")
 
 

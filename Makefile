@@ -2,6 +2,8 @@
 #
 #   make demo          train the example on the lazy device
 #   make test          run the tests, the slow ones left out, in two processes: WORKERS=2
+#   make test-python   run the semantics and the models without the extension in C++
+#   make test-asan     run what goes through the extension with AddressSanitizer and UBSan
 #   make test-slow     run the slow ones
 #   make test-torch    run the tests with another PyTorch, in an environment of its own: TORCH=2.15.0
 #   make test-pytorch  run PyTorch's own tests on the device: SOURCE=<a PyTorch source tree>; hours
@@ -27,22 +29,43 @@ WORKERS ?= 2
 CONSTRAINTS := requirements/constraints.txt
 # Each of the processes has one core; the tests start hundreds more, which need not compile the package anew each time.
 TEST_ENV := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
+# The extension in C++, where there is a compiler; whatever LTC_NATIVE asks of the tests, it need not be there yet.
+BUILD := LTC_NATIVE=0 $(VENV)/bin/python -m torch_ltc build --if-possible
+# What goes through the extension: tensors, storages, generators, threads, the end of a process.
+ASAN_TESTS := tests/semantics/test_aliasing.py tests/semantics/test_random.py tests/semantics/test_serialization.py \
+	tests/semantics/test_resize_and_views.py tests/semantics/test_threads.py tests/semantics/test_gradients.py \
+	tests/semantics/test_native.py
 # Build requirements are in the environment already: an isolated build would download its own.
 INSTALL := $(PIP) install --no-build-isolation --constraint $(CONSTRAINTS)
 # An environment with another PyTorch: TORCH is its version, PYTHON the interpreter.
 TORCH ?= 2.15.0
 TORCH_VENV := .venv-torch-$(TORCH)$(if $(filter file,$(origin PYTHON)),,-$(notdir $(PYTHON)))
 
-.PHONY: demo test test-slow test-torch test-pytorch test-browser screenshots test-backends conformance check ops bench-trace bench bench-quick \
+.PHONY: demo test test-python test-asan test-slow test-torch test-pytorch test-browser screenshots test-backends conformance check ops bench-trace bench bench-quick \
 	bench-gpu docs docs-examples clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/installed-demo
+	$(BUILD)
 	$(RUN) examples/digits.py
 
 test: $(VENV)/installed-test
+	$(BUILD)
 	$(TEST_ENV) $(RUN) -m pytest -n $(WORKERS) --dist worksteal \
 		-m "not slow and not compilers and not browser" --durations=10 $(ARGS)
+
+# The package without the extension in C++.
+test-python: $(VENV)/installed-test
+	LTC_NATIVE=0 $(TEST_ENV) $(RUN) -m pytest -n $(WORKERS) --dist worksteal \
+		-m "not slow and not compilers and not browser" tests/semantics tests/models $(ARGS)
+
+# The extension with AddressSanitizer and UBSan, in a cache folder of its own. Python itself leaks at its end.
+test-asan: $(VENV)/installed-test
+	XDG_CACHE_HOME=$(CURDIR)/build/asan LTC_NATIVE=0 $(RUN) -m torch_ltc build --sanitize
+	XDG_CACHE_HOME=$(CURDIR)/build/asan LTC_NATIVE=1 $(TEST_ENV) \
+		LD_PRELOAD="$$($${CXX:-c++} -print-file-name=libasan.so) $$($${CXX:-c++} -print-file-name=libubsan.so)" \
+		ASAN_OPTIONS=detect_leaks=0:handle_segv=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
+		$(RUN) -m pytest $(or $(ARGS),$(ASAN_TESTS))
 
 test-slow: $(VENV)/installed-test
 	$(RUN) -m pytest -m "slow and not compilers and not browser" --durations=10 $(ARGS)

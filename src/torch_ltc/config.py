@@ -24,6 +24,7 @@ __all__ = [
     "foreign_variable",
     "forced_fallback_ops",
     "get_force_fallback",
+    "native_folder",
     "own_variables",
     "set_force_fallback",
     "set_reuse_ir",
@@ -54,6 +55,8 @@ class Setting:
     doc: str
     choices: tuple[str, ...] = ()
     minimum: int | None = None
+    # The package reads it once, when it is imported: later assignments are refused.
+    at_import: bool = False
     # How the text of the environment variable is read, where it is not the plain form of the value.
     read: Callable[[str], Value] | None = None
 
@@ -119,10 +122,18 @@ SETTINGS: Mapping[str, Setting] = {
     for setting in (
         Setting(
             "backend",
-            "torchscript",
+            "auto",
             "LTC_BACKEND",
-            "The backend that compiles hot programs: 'interpreter', 'torchscript', 'inductor', 'xla', 'null', or "
-            "another that is installed.",
+            "The backend that compiles hot programs: 'auto' measures what there is and keeps the fastest for each "
+            "program; 'interpreter', 'torchscript', 'inductor', 'xla', 'null', or another that is installed.",
+        ),
+        Setting(
+            "numerics",
+            "equal",
+            "LTC_NUMERICS",
+            "What the backend 'auto' chooses from: forms whose results are 'equal' to eager's to the bit, or also "
+            "those that are 'close' to them, which takes a compiler.",
+            choices=("equal", "close"),
         ),
         Setting(
             "backend_failure",
@@ -131,6 +142,15 @@ SETTINGS: Mapping[str, Setting] = {
             "What to do when a backend cannot compile or run a program or one of its calls: 'warn' and run that part "
             "with PyTorch's kernels, or raise an 'error'.",
             choices=("warn", "error"),
+        ),
+        Setting(
+            "native",
+            "auto",
+            "LTC_NATIVE",
+            "Whether the extension in C++ is used: 'auto' when `ltc build` has compiled it, '1' always, or '0' never. "
+            "Read when the package is imported.",
+            choices=("auto", "0", "1"),
+            at_import=True,
         ),
         Setting(
             "device_type",
@@ -154,6 +174,14 @@ SETTINGS: Mapping[str, Setting] = {
             "Whether programs on a CUDA device are captured as CUDA graphs and replayed: 'auto' when they are hot, "
             "'always' at the second execution, or 'off'.",
             choices=("auto", "always", "off"),
+        ),
+        Setting(
+            "graph_bytes",
+            0,
+            "LTC_GRAPH_BYTES",
+            "The most bytes that captured CUDA graphs may hold; those that were not used for longest are dropped. 0 is "
+            "half of the device's memory.",
+            minimum=0,
         ),
         Setting(
             "fallback",
@@ -307,10 +335,13 @@ class Settings:
     """
 
     backend: str
+    numerics: Literal["equal", "close"]
     backend_failure: Literal["warn", "error"]
+    native: Literal["auto", "0", "1"]
     device_type: Literal["cpu", "cuda"]
     device_ordinal: int
     cuda_graphs: Literal["auto", "always", "off"]
+    graph_bytes: int
     fallback: Literal["allow", "warn", "error"]
     force_fallback: str
     sync_after_optimizer: bool
@@ -406,6 +437,11 @@ class Settings:
         setting = _find(name)
         if not setting.accepts(value):
             raise SettingError(f"the setting '{name}' cannot be {value!r}", hint=f"give it {setting.allowed()}")
+        if setting.at_import and value != getattr(self, name):
+            raise SettingError(
+                f"the setting '{name}' is read once, when the package is imported",
+                hint=f"set {setting.variable}={value} before that",
+            )
 
     def _put(self, name: str, value: object, origin: Origin) -> None:
         before = (getattr(self, name, None), self._origins.get(name, origin))
@@ -439,12 +475,17 @@ def cache_folder() -> str:
         return ""
     if settings.cache_dir:
         return os.path.abspath(os.path.expanduser(settings.cache_dir))
-    return _default_cache_folder(os.environ.get("XDG_CACHE_HOME"), os.environ.get("HOME"))
+    return _user_folder(os.environ.get("XDG_CACHE_HOME"), os.environ.get("HOME"))
+
+
+def native_folder() -> str:
+    """The folder that `ltc build` compiles the extension into, whatever `cache_dir` says of compiled programs."""
+    return os.path.join(_user_folder(os.environ.get("XDG_CACHE_HOME"), os.environ.get("HOME")), "native")
 
 
 # Each sync asks for it.
 @lru_cache(maxsize=16)
-def _default_cache_folder(caches: str | None, home: str | None) -> str:
+def _user_folder(caches: str | None, home: str | None) -> str:
     return os.path.join(caches or os.path.join(os.path.expanduser("~"), ".cache"), "torch_ltc")
 
 

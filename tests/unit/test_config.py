@@ -152,7 +152,7 @@ def test_describe_lists_every_setting_with_its_origin(monkeypatch: pytest.Monkey
     assert list(rows) == ["setting", *settings.names()]
     assert rows["queue_bound"][1:4] == ["4", "env", "LTC_QUEUE_BOUND"]
     assert rows["fallback"][1:4] == ["'allow'", "code", "LTC_FALLBACK"]
-    assert rows["backend"][1:4] == ["'torchscript'", "default", "LTC_BACKEND"]
+    assert rows["backend"][1:4] == ["'auto'", "default", "LTC_BACKEND"]
     assert repr(settings) == "Settings(fallback='allow', queue_bound=4)"
 
 
@@ -181,3 +181,13 @@ def test_lower_layers_do_not_import_torch() -> None:
     )
     folder = config.__file__.rpartition("config.py")[0]
     assert subprocess.run([sys.executable, "-c", code, folder], check=False).returncode == 0
+
+
+def test_a_setting_of_the_import_cannot_be_assigned_later() -> None:
+    settings.native = settings.native
+    with pytest.raises(
+        SettingError, match=r"'native' is read once, when the package is imported\n.*LTC_NATIVE=0 before"
+    ):
+        settings.native = "0"
+    with pytest.raises(SettingError, match="is read once"), settings.scope(native="1"):
+        pass

@@ -22,6 +22,7 @@ from torch_ltc.backends.inductor import random_state
 from torch_ltc.errors import LtcError, LtcWarning, UnsupportedTorchError
 from torch_ltc.pytorch import entries
 from torch_ltc.pytorch.entries import Entry, Interface, Patch, Registration, Table, failing_probes, takes
+from torch_ltc.pytorch.headers import Header
 from torch_ltc.pytorch.patches import Changes, Patches, changes
 from torch_ltc.pytorch.table import DEVICE_NAME, compatibility_table, table
 
@@ -105,6 +106,18 @@ def test_failing_probes_are_none_here() -> None:
     assert failing_probes() == []
     # Reported, not judged: a timing is no test.
     print(f"probes took {time.perf_counter() - began:.3f} s")
+
+
+def test_a_header_without_a_name_fails_its_probe() -> None:
+    problem = Header("c10/core/Device.h", "x", "the guard", names=("Device", "Never")).probe()
+    assert problem == "c10/core/Device.h lacks Never; without it: the guard"
+    assert Header("c10/never.h", "x", "y").probe() is not None
+
+
+def test_every_header_that_the_extension_includes_has_an_entry() -> None:
+    files = [*(SOURCE / "native").glob("*.cpp"), *(SOURCE / "native").glob("*.h")]
+    included = {name for file in files for name in re.findall(r"#include <((?:ATen|c10|torch)/.*)>", file.read_text())}
+    assert included == {entry.path for entry in table.entries(Header)}
 
 
 # ---- nothing goes around it ---------------------------------------------------------------------------------------

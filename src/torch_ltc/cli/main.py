@@ -20,7 +20,7 @@ from torch_ltc.errors import LtcError
 # The module of each command. Only the one that is asked for is loaded: some take a while.
 COMMANDS = {"run": "run", "report": "recordings", "doctor": "recordings", "explain": "recordings", "dump": "recordings"}
 COMMANDS |= {"cache": "cache", "devices": "about", "backends": "about", "conformance": "conformance"}
-COMMANDS |= {"bench": "bench", "env": "about"}
+COMMANDS |= {"bench": "bench", "env": "about", "build": "build"}
 WRONG_ARGUMENTS = 2
 INTERRUPTED = 130
 

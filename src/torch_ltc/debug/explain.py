@@ -92,6 +92,9 @@ def _overview(recording: Recording, compiles: list[CompileRow]) -> str:
     states = Counter(row.states[-1] for row in recording.programs if row.states)
     if states:
         pages.append("programs by compile state: " + ", ".join(f"{n} {state}" for state, n in sorted(states.items())))
+    chosen = [row for row in recording.programs if row.choice]
+    if chosen:
+        pages.append("\n".join(f"program {row.identity} runs on {row.choice}" for row in chosen[-_MOST_SHOWN:]))
     captured = [row for row in recording.programs if row.capture]
     if captured:
         pages.append("\n".join(f"program {row.identity}: {row.capture}; {row.replays} replays" for row in captured))
@@ -163,6 +166,10 @@ def _state(row: ProgramRow) -> str:
         return f"it runs in the interpreter: {row.refused.splitlines()[0]}"
     if not row.runs:
         return "it has not run yet"
+    if row.choice:
+        return f"it runs on {row.choice}"
+    if row.interpreted == row.runs and row.states[-1:] == ("compiled",):
+        return "it ran in the interpreter so far, and is measured against what was compiled"
     if row.interpreted == row.runs:
         return "it ran in the interpreter: a program is compiled when it is seen again"
     if row.compiles:

@@ -36,6 +36,7 @@ from torch_ltc.debug.recording import (
 from torch_ltc.debug.stats import Compilation, LineFigures, LineTable, ProgramFigures, merged
 from torch_ltc.events import (
     CaptureEvent,
+    ChoiceEvent,
     CompileEvent,
     ExecuteEvent,
     FallbackEvent,
@@ -50,6 +51,7 @@ from torch_ltc.events import (
 )
 from torch_ltc.execute.memory import memory, physical_figures
 from torch_ltc.execute.sync import program_synced
+from torch_ltc.formatting import duration_text
 from torch_ltc.hooks import Hook
 from torch_ltc.lowering.registry import registry
 from torch_ltc.program.text import program_lines
@@ -117,6 +119,7 @@ class History:
             RefusalEvent: self._on_refusal,
             StateEvent: self._on_state,
             CaptureEvent: self._on_capture,
+            ChoiceEvent: self._on_choice,
             NonFiniteEvent: self._on_nonfinite,
         }
         self._listening = [events.subscribe(handler, kind) for kind, handler in handlers.items()]
@@ -280,6 +283,11 @@ class History:
             text = f"not captured: {event.refusal}" if event.refusal else f"captured as {graphs}: {event.text}"
             self._program(event.program).capture = text
 
+    def _on_choice(self, event: ChoiceEvent) -> None:
+        with self._lock:
+            timings = ", ".join(f"{name} {duration_text(took_s)}" for name, took_s in event.timings)
+            self._program(event.program).choice = f"{event.kept}, chosen by measurement: {timings}"
+
     def _on_nonfinite(self, event: NonFiniteEvent) -> None:
         with self._lock:
             row = NonFiniteRow(event.program, event.op, event.source or UNKNOWN, self.step, event.text)
@@ -396,6 +404,7 @@ class History:
             state_reason=row.state_reason,
             capture=row.capture,
             replays=row.replays,
+            choice=row.choice,
         )
 
     def _compile_row(self, compiled: Compilation) -> CompileRow:

@@ -20,6 +20,8 @@ from typing import Any
 from torch_ltc.config import forced_fallback_ops, settings
 from torch_ltc.device.fallback import run_eagerly
 from torch_ltc.device.tensors import make_results, new_tensors
+from torch_ltc.native.library import extension
+from torch_ltc.native.recording import native
 from torch_ltc.pytorch.private import (
     META_KEY,
     OpOverload,
@@ -32,6 +34,7 @@ from torch_ltc.pytorch.private import (
 )
 from torch_ltc.record.arguments import freeze
 from torch_ltc.record.buffer import Buffer, storage_of
+from torch_ltc.record.native_nodes import link_call
 from torch_ltc.record.operator import DEFAULT, Argument, Kind, Operator
 from torch_ltc.record.recorder import recorder
 from torch_ltc.shapes.inference import CannotInfer
@@ -70,6 +73,8 @@ def finish(child: Any, operator: Operator, values: tuple[Any, ...]) -> Any:
         recorder.random = True
     if operator.located:
         recorder.note_line(child)
+    if native is not None:
+        link_call(recorder.node, child, operator, values)
     first = recorder.step(child)
     return make_results(child, operator, values, first)
 
@@ -87,11 +92,11 @@ def _namespace(operator: Operator) -> dict[str, Any]:
         "targets": recorder.targets,
         "scalar": recorder.scalar,
         "check_device": recorder.device,
-        "keep": recorder.buffers.append,
+        "keep": recorder.add_buffer if native is not None else recorder.buffers.append,
         "numbers": recorder.numbers,
         "DEFAULT": DEFAULT,
         "finish": finish,
-        "create": create_empty_tensor,
+        "create": extension.empty_tensor if extension else create_empty_tensor,
         "refuse": refuse_data_pointer,
         "new_tensors": new_tensors,
         "as_strided": as_strided,
@@ -112,14 +117,14 @@ def make_kernel(op: OpOverload) -> Kernel:
     """The kernel to register for `op`: a stub that specialises itself once it has been called a few times."""
     operator = Operator(op)
     if operator.dynamic:
-        return _eager_kernel(operator, "its result's shape depends on data")
+        return eager_kernel(operator, "its result's shape depends on data")
     if operator.random:
         raise ValueError(f"{operator.name} takes a generator: see device/random_ops.py")
 
     calls = itertools.count(1)
 
     def specialise(*args: Any, **kwargs: Any) -> Any:
-        if next(calls) <= _GENERAL_CALLS:
+        if native is not None or next(calls) <= _GENERAL_CALLS:
             return record(operator, operator.values(args, kwargs))
         code = compile_kernel(operator)
         template: dict[str, Any] = {}
@@ -134,7 +139,8 @@ def make_kernel(op: OpOverload) -> Kernel:
     namespace = _namespace(operator)
     namespace["specialise"] = specialise
     namespace.update({f"d{i}": a.default for i, a in enumerate(operator.arguments)})
-    stub = FunctionType(_STUB, namespace, operator.name)
+    stub: Any = FunctionType(_STUB, namespace, operator.name)
+    stub.operator = operator
     # The first one is the dispatcher's.
     _stubs.setdefault(operator.name, (stub, operator))
     return stub
@@ -147,7 +153,9 @@ def _stub(*args: Any, **kwargs: Any) -> Any:
 _STUB = _stub.__code__
 
 
-def _eager_kernel(operator: Operator, reason: str) -> Kernel:
+def eager_kernel(operator: Operator, reason: str) -> Kernel:
+    """A kernel that records nothing: the call runs at once, after a sync."""
+
     def kernel(*args: Any, **kwargs: Any) -> Any:
         return run_eagerly(operator, operator.values(args, kwargs), reason)
 
@@ -308,7 +316,8 @@ def _fresh_result(general: str, settle: list[str], note: list[str]) -> list[str]
         f"{_PAD}number = recorder.count",
         f"{_PAD}recorder.count = number + 1",
         f"{_PAD}result = create(size, child.dtype)",
-        f"{_PAD}refuse(result)",
+        # The extension's tensors have an address.
+        *([] if extension else [f"{_PAD}refuse(result)"]),
         f"{_PAD}storage_of(result).handle = buffer = Buffer()",
         f"{_PAD}buffer.number = number",
         f"{_PAD}buffer.spec = child.spec",
@@ -346,6 +355,8 @@ def _view_result(general: str, settle: list[str], base: str) -> list[str]:
 
 _stubs: dict[str, tuple[FunctionType, Operator]] = {}
 _forced: set[str] = set()
+# Operators whose kernels try the hit path in C++ first.
+native_operators: list[Operator] = []
 _FORCED_REASON = "the setting force_fallback names it"
 
 
@@ -369,6 +380,8 @@ def apply_forced_fallback() -> None:
         elif not wanted and name in _forced:
             stub.__code__ = _STUB
             _forced.discard(name)
+    for operator in native_operators:
+        operator.native.python_only = is_forced(operator)
 
 
 settings.watch("force_fallback", apply_forced_fallback)

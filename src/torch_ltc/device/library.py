@@ -17,14 +17,17 @@ from torch_ltc.device import (
     padded_sequences,
     random_ops,
     recurrent,
+    sparse,
     views,
     widened_ops,
 )
 from torch_ltc.device.fallback import run_eagerly
-from torch_ltc.device.kernels import Kernel, make_kernel, record
+from torch_ltc.device.kernels import Kernel, eager_kernel, make_kernel, native_operators, record
+from torch_ltc.native.recording import native
 from torch_ltc.pytorch.patches import registers
 from torch_ltc.pytorch.private import OpOverload, all_schemas, has_kernel, has_kernel_for
 from torch_ltc.pytorch.table import COMPOSITE_GRADIENTS, PIN_MEMORY
+from torch_ltc.record.native_nodes import make_native_operator
 from torch_ltc.record.operator import Operator
 
 # Left to PyTorch's own kernels. The first group makes aliases that must not go through Python (`detach` of a tensor
@@ -40,6 +43,8 @@ _COMPOSED_ANYWHERE = (
     "new_zeros new_ones rand randn randint randperm normal_functional empty.names to_dense to_sparse to_mkldnn"
 )
 _NOT_OURS = frozenset(f"{_ALIASES_AND_AUTOGRAD} {_COMPOSED_ANYWHERE}".split())
+# Raises an error that depends on which memory is shared, and computes nothing.
+_AT_ONCE = "aten::_test_parallel_materialize"
 _COMPOSITE = "CompositeImplicitAutograd"
 
 _libraries: list[torch.library.Library] = []
@@ -87,6 +92,8 @@ def kernel_for(op: OpOverload) -> Kernel | None:
     left_out = plain in _NOT_OURS or f"{plain}.{op._overloadname}" in _NOT_OURS
     if left_out and not (_has_out(operator) and has_kernel_for(name, "CPU")):
         return None
+    if name == _AT_ONCE:
+        return eager_kernel(operator, "it asks for the state of memory")
     if torch.Tag.inplace_view in op.tags:
         return views.inplace_view_kernel(op)
     if operator.random:
@@ -114,6 +121,9 @@ def _counting_versions(operator: Operator, kernel: Kernel) -> Kernel:
                 increment_version(written)
         return made
 
+    # The one that is part of the keys.
+    counting.operator = kernel.operator  # type: ignore[attr-defined]
+    counting.versions = positions  # type: ignore[attr-defined]
     return counting
 
 
@@ -133,6 +143,19 @@ def _unregistered(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
     return views.out_kernel(operator)(*args, **kwargs) if _has_out(operator) else record(operator, values)
 
 
+def _implement(aten: Any, name: str, kernel: Kernel) -> None:
+    """Register a kernel of the device; one that records and does nothing else behind the hit path in C++."""
+    operator: Operator | None = getattr(kernel, "operator", None)
+    if native is None or operator is None:
+        aten.impl(name, "PrivateUse1", kernel, False)
+        return
+    operator.native = make_native_operator(operator, getattr(kernel, "versions", []))
+    # No tensor has this key: the kernel in C++ calls what is registered there.
+    aten.impl(name, "PrivateUse2", kernel, False)
+    operator.native.register()
+    native_operators.append(operator)
+
+
 def register_kernels() -> None:
     """Register everything. Once per process."""
     library = torch.library.Library("aten", "IMPL")
@@ -141,26 +164,29 @@ def register_kernels() -> None:
     for op in overloads():
         kernel = kernel_for(op)
         if kernel is not None:
-            aten.impl(op.name(), "PrivateUse1", kernel, False)
+            _implement(aten, op.name(), kernel)
     composites: dict[str, Any] = {
         **copies.COMPOSITES,
         **random_ops.COMPOSITES,
         **cpu_composites.COMPOSITES,
-        **other_layouts.COMPOSITES,
         **recurrent.COMPOSITES,
     }
     for name, kernel in composites.items():
         for key in ("AutogradPrivateUse1", "PrivateUse1"):
             aten.impl(name, key, kernel, False)
-    for name, kernel in other_layouts.PRODUCTS.items():
-        for key in ("SparsePrivateUse1", "SparseCsrPrivateUse1"):
-            aten.impl(name, key, kernel, False)
-    for name, kernel in other_layouts.PARTS.items():
-        aten.impl(name, "SparseCsrPrivateUse1", kernel, False)
+    names = [op.name() for op in overloads()]
+    for layout, own in (("Sparse", sparse.KERNELS), ("SparseCsr", sparse.COMPRESSED_KERNELS)):
+        for name, kernel in {**other_layouts.eager_kernels(names, layout, own), **own}.items():
+            aten.impl(name, f"{layout}PrivateUse1", kernel, False)
     for name, kernel in composite_ops.COMPOSED.items():
-        aten.impl(name, "PrivateUse1", kernel, False)
-    for name, kernel in {**composite_ops.AUTOGRAD, **group_norm.AUTOGRAD}.items():
+        _implement(aten, name, kernel)
+    for name, kernel in group_norm.AUTOGRAD.items():
         aten.impl(name, "AutogradPrivateUse1", kernel, False)
+    # What the kernels in C++ leave to Python has a key that no tensor has.
+    for name, kernel in composite_ops.AUTOGRAD.items():
+        aten.impl(name, "AutogradPrivateUse1" if native is None else "AutogradPrivateUse2", kernel, False)
+    if native is not None:
+        native.register_composites()
     others = torch.library.Library("_", "IMPL")
     _libraries.append(others)
     everything: Any = others.m

@@ -15,7 +15,8 @@ from torch_ltc.device.copies import copy_
 from torch_ltc.device.fallback import run_eagerly
 from torch_ltc.device.kernels import Kernel, record
 from torch_ltc.device.views import out_kernel
-from torch_ltc.pytorch.private import OpOverload
+from torch_ltc.native.library import extension
+from torch_ltc.pytorch.private import OpOverload, PhysicalGenerator
 from torch_ltc.record.operator import Operator
 
 aten = torch.ops.aten
@@ -39,6 +40,11 @@ def random_kernel(op: OpOverload) -> Kernel:
                 filled: Any = values[0]
                 op(_without_elements(filled.dtype), *values[1 : operator.generator_position])
             return resizing(*args, **kwargs) if operator.written else record(operator, values)
+        if extension is not None:
+            args, kwargs = tuple(map(_physical, args)), {name: _physical(value) for name, value in kwargs.items()}
+            values = operator.values(args, kwargs)
+            if values[operator.generator_position] is None:
+                return kernel(*args, **kwargs)
         if not fills:
             return run_eagerly(operator, values, "it draws from a generator of the caller's")
         target: Any = values[0]
@@ -46,7 +52,13 @@ def random_kernel(op: OpOverload) -> Kernel:
         op(drawn, *args[1:], **kwargs)
         return copy_(target, drawn)
 
+    kernel.operator = operator  # type: ignore[attr-defined]
     return kernel
+
+
+def _physical(value: Any) -> Any:
+    """The physical generator of a generator, None for the device's own; whatever else it is stays as it is."""
+    return extension.physical_generator(value) if isinstance(value, PhysicalGenerator) and extension else value
 
 
 @functools.cache
@@ -88,6 +100,7 @@ def randperm_generator(
 ) -> torch.Tensor:
     """Kernel of `aten::randperm.generator`; PyTorch's composition of it loses the generator."""
     kind = torch.int64 if dtype is None else dtype
+    generator = _physical(generator)
     if generator is None:
         return torch.randperm(n, dtype=kind, device=device)
     return torch.randperm(n, generator=generator, dtype=kind, device=settings.device_type).to("ltc")

@@ -13,7 +13,9 @@ from typing import Any
 
 import torch
 
+from torch_ltc.config import settings
 from torch_ltc.errors import LtcError, OtherAcceleratorError
+from torch_ltc.native.library import extension
 from torch_ltc.pytorch.patches import replaces
 from torch_ltc.pytorch.private import (
     DEVICE_TYPE,
@@ -27,6 +29,7 @@ from torch_ltc.pytorch.private import (
     register_device_hooks,
     register_device_module,
 )
+from torch_ltc.record.buffer import physical_device
 from torch_ltc.record.call_site import current_source
 
 NAME = "ltc"
@@ -117,10 +120,31 @@ def register_name(module: ModuleType) -> None:
 
 
 def register_device() -> None:
-    """Give PyTorch the device's hooks and guard."""
+    """Give PyTorch the device's hooks and guard, and, from the extension, its allocator and generators."""
+    if extension is not None:
+        _register_native(extension)
+        return
     if not register_device_hooks(_Hooks()):
-        raise LtcError("another package has registered hooks for the PrivateUse1 device", hint="do not import both")
+        raise _OTHER_HOOKS
     register_device_guard(_Guard())
+
+
+_OTHER_HOOKS = LtcError("another package has registered hooks for the PrivateUse1 device", hint="do not import both")
+
+
+def _register_native(native: Any) -> None:
+    def physical_changed() -> None:
+        native.set_physical_device(str(physical_device()))
+
+    try:
+        native.register_hooks()
+    except RuntimeError as error:
+        raise _OTHER_HOOKS from error
+    native.register_guard()
+    native.register_allocator()
+    physical_changed()
+    settings.watch("device_type", physical_changed)
+    settings.watch("device_ordinal", physical_changed)
 
 
 def alias(tensor: torch.Tensor, size: Any, stride: Any, offset: Any) -> torch.Tensor:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from torch_ltc.device.registration import alias, alias_by
 from torch_ltc.execute.memory import memory
+from torch_ltc.native.library import extension
+from torch_ltc.native.recording import native
 from torch_ltc.program.instruction import Call, Return, ReturnKind
 from torch_ltc.program.spec import Spec, contiguous_strides, make_spec
 from torch_ltc.program.tree import Node
@@ -21,19 +24,38 @@ from torch_ltc.record.recorder import recorder
 
 def new_tensor(buffer: Buffer, spec: Spec) -> torch.Tensor:
     """A device tensor of shape `spec` on a new storage that holds `buffer`."""
-    if spec.contiguous:
+    tensor: torch.Tensor
+    if native is not None:
+        tensor = native.new_tensor(buffer, spec, buffer.size_bytes)
+    elif extension is not None:
+        tensor = extension.empty_strided(spec.size, spec.stride, spec.offset, spec.dtype, buffer.size_bytes)
+    elif spec.contiguous:
         tensor = create_empty_tensor(spec.size, spec.dtype)
         refuse_data_pointer(tensor)
     else:
         base = create_empty_tensor((), spec.dtype)
         refuse_data_pointer(base)
         tensor = alias(base, spec.size, spec.stride, spec.offset)
-    attach(tensor, buffer)
+    if native is None:
+        attach(tensor, buffer)
     if spec.conj:
         tensor = conj_view(tensor)
     if spec.neg:
         tensor = neg_view(tensor)
     return tensor
+
+
+def _refusing_tensor(size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    tensor = create_empty_tensor(size, dtype)
+    # Reading its data pointer raises instead of giving null.
+    refuse_data_pointer(tensor)
+    return tensor
+
+
+# A contiguous device tensor on a new storage; the extension's has a size and an address.
+empty_result: Callable[[tuple[int, ...], torch.dtype], torch.Tensor] = (
+    _refusing_tensor if extension is None else extension.empty_tensor
+)
 
 
 def empty_tensor(size: tuple[int, ...], stride: tuple[int, ...] | None, dtype: torch.dtype) -> torch.Tensor:
@@ -63,8 +85,7 @@ def new_tensors(child: Node, number: int) -> tuple[torch.Tensor | None, ...]:
         if spec is None:
             results.append(None)
             continue
-        tensor = create_empty_tensor(spec.size, spec.dtype)
-        refuse_data_pointer(tensor)
+        tensor = empty_result(spec.size, spec.dtype)
         buffer = Buffer()
         buffer.number = number
         buffer.spec = spec
@@ -117,7 +138,7 @@ def _make(
         return item.constant
     if kind is ReturnKind.FRESH and item.group == position:
         buffer = new_buffer(spec, number)
-        recorder.buffers.append(buffer)
+        recorder.add_buffer(buffer)
         tensor = made[position] = new_tensor(buffer, spec)
     elif kind is ReturnKind.FRESH:
         owner = made[item.group]
@@ -127,5 +148,6 @@ def _make(
         base = tensors[item.operand]
         tensor = view_tensor(operator, base, spec, values)
         recorder.remember_view(buffer_of(base), spec, number)
-    tensor._ltc = number  # type: ignore[attr-defined]
+    if native is None:
+        tensor._ltc = number  # type: ignore[attr-defined]
     return tensor

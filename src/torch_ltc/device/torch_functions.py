@@ -48,7 +48,9 @@ def _restore(state: torch.Tensor) -> DeviceGenerator:
     return generator
 
 
-class _GeneratorType(type(PhysicalGenerator)):  # type: ignore[misc]
+class GeneratorType(type(PhysicalGenerator)):  # type: ignore[misc]
+    """Type of a class in the place of `torch.Generator`: every generator is an instance of it."""
+
     def __instancecheck__(cls, instance: object) -> bool:
         return isinstance(instance, PhysicalGenerator)
 
@@ -64,7 +66,7 @@ def _making_device_generators(original: Any) -> Any:
         return original(device=device)
 
     names = {"__new__": new, "__doc__": original.__doc__, "__module__": "torch", "__slots__": ()}
-    return _GeneratorType("Generator", (original,), names)
+    return GeneratorType("Generator", (original,), names)
 
 
 # ---- torch.accelerator: the device is the accelerator of its process ----------------------------------------------

@@ -11,6 +11,8 @@ from torch_ltc.device.fallback import run_eagerly
 from torch_ltc.device.kernels import Kernel, record
 from torch_ltc.device.registration import alias
 from torch_ltc.device.tensors import empty_tensor
+from torch_ltc.native.library import extension
+from torch_ltc.native.recording import native
 from torch_ltc.program.spec import Spec, contiguous_strides, make_spec, spec_of
 from torch_ltc.pytorch.private import META, OpOverload, conj_view, set_data
 from torch_ltc.record.arguments import operand_tensors
@@ -55,6 +57,8 @@ def resize_to(tensor: torch.Tensor, spec: Spec) -> None:
     """Give `tensor` the shape `spec` on its own storage, which grows when it must."""
     with recorder.lock:
         buffer = buffer_of(tensor)
+        if extension is not None:
+            extension.grow_storage(tensor.untyped_storage(), spec.extent() * spec.dtype.itemsize)
         if buffer.number < 0 and buffer.data is None:
             # Nobody has written to it: there is nothing to keep.
             if buffer.spec.extent() < spec.extent():
@@ -62,14 +66,18 @@ def resize_to(tensor: torch.Tensor, spec: Spec) -> None:
             become(tensor, alias(tensor, spec.size, spec.stride, spec.offset))
             return
         buffer.grown_bytes = max(buffer.grown_bytes, spec.extent() * spec.dtype.itemsize)
+        before = recorder.operand(tensor)
         aliased = record(_ALIAS, (tensor,))
         # The resize is recorded on an alias of its own: other tensors keep the old shape.
         record(_RESIZE, (aliased, spec.size, None))
-        number = aliased._ltc
+        number = recorder.base + recorder.operand(aliased)
+        # What looks as this tensor did stays the value that it was.
+        recorder.remember_view(buffer, spec_of(tensor), recorder.base + before)
         contiguous = make_spec(spec.dtype, spec.size, contiguous_strides(spec.size), spec.offset)
         recorder.remember_view(buffer, contiguous, number)
         resized = alias(tensor, contiguous.size, contiguous.stride, contiguous.offset)
-        resized._ltc = number  # type: ignore[attr-defined]
+        if native is None:
+            resized._ltc = number  # type: ignore[attr-defined]
         if contiguous is not spec:
             resized = aten.as_strided.default(resized, spec.size, spec.stride, spec.offset)
         become(tensor, resized)
@@ -168,6 +176,7 @@ def out_kernel(operator: Operator) -> Kernel:
             resize_to(tensors[place], spec)
         return record(operator, values)
 
+    kernel.operator = operator  # type: ignore[attr-defined]
     return kernel
 
 

@@ -41,7 +41,7 @@ def pending_entry_for(tensors: Sequence[torch.Tensor]) -> CachedProgram:
                 next_identity(),
                 instructions,
                 tuple(numbers),
-                len(recorder.scalars),
+                recorder.scalar_count,
                 values,
                 recorder.random,
                 physical_device(),
@@ -89,8 +89,7 @@ def _latest_call(buffer: Buffer) -> Call | None:
     """The pending call that made the buffer or wrote to it last. With the recorder's lock held."""
     own = buffer.number - recorder.base
     numbers = {own}
-    if buffer.views is not None and buffer.views_base == recorder.base:
-        numbers.update(number - recorder.base for number in buffer.views.values())
+    numbers.update(number - recorder.base for number in buffer.view_numbers(recorder.base))
     node: Node | None = recorder.node
     while node is not None:
         call = node.instruction

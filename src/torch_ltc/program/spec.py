@@ -22,10 +22,12 @@ class Spec:
     """One tensor shape. Make it with `spec_of` or `make_spec`; never directly, or identity comparison breaks."""
 
     # A plain slots class: it is built on every recording miss, and a frozen dataclass costs several times as much.
-    __slots__ = ("dtype", "size", "stride", "offset", "conj", "neg", "contiguous", "plain")
+    __slots__ = ("dtype", "size", "stride", "offset", "conj", "neg", "contiguous", "plain", "native")
 
     def __init__(self, key: _SpecKey) -> None:
         self.dtype, self.size, self.stride, self.offset, self.conj, self.neg = key
+        # The same in C++, which holds this one in turn; made when the hit path first needs it.
+        self.native: Any = None
         # "contiguous" as the fast tensor constructor sees it: row-major strides that multiply the sizes as they are.
         self.contiguous = self.offset == 0 and self.stride == row_major(self.size) and not (self.conj or self.neg)
         # "plain": it has elements, they are as they lie in memory, and most kernels take their dtype and number of
@@ -119,6 +121,9 @@ def keep_bounded(bound: int) -> None:
     if len(_interned) <= bound:
         return
     specs = list(_interned.values())
+    for spec in specs:
+        if spec.native is not None and not spec.native.is_used():
+            spec.native = None
     _interned.clear()
     _interned.update((spec.key, spec) for spec in held_elsewhere(specs))
 

@@ -21,6 +21,7 @@ class Node:
     `size` and `dtype` repeat those of a single contiguous fresh result, so that the hot path reads two slots;
     `plan` says how to make other common results: see `record/result_specs.py`.
     `programs` maps the set of live outputs to what the runtime keeps for a program that was cut here.
+    `native` is the node in C++, for a node that was `known` when recording came here: see `record/native_nodes.py`.
     """
 
     # A plain slots class: one is built per new instruction, and the hot path reads its slots.
@@ -39,6 +40,8 @@ class Node:
         "checked",
         "programs",
         "last_used",
+        "known",
+        "native",
     )
 
     def __init__(self, key: Key, parent: Node | None, instruction: Instruction | None) -> None:
@@ -58,6 +61,8 @@ class Node:
         self.checked: set[tuple[Any, ...]] | None = None
         self.programs: dict[tuple[int, ...], Any] = {}
         self.last_used = 0
+        self.known = False
+        self.native: Any = None
 
 
 _NOWHERE: Any = None
@@ -148,6 +153,8 @@ class Tree:
         waiting = list(self._roots.values())
         while waiting:
             node = waiting.pop()
+            if node.native is not None:
+                node.native.forget_children()
             for key, child in list(node.children.items()):
                 if id(child) in kept:
                     waiting.append(child)

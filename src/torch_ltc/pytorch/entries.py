@@ -78,6 +78,8 @@ class Patch(Entry):
 
     # Nothing breaks when PyTorch does not have it.
     optional: bool = False
+    # The extension in C++ does without it.
+    python_only: bool = False
 
     def is_present(self) -> bool:
         """True when there is something to replace."""

@@ -111,6 +111,7 @@ class Changes:
     def __init__(self) -> None:
         self._known: dict[str, Callable[[], Undo]] = {}
         self._undo: dict[str, Undo] = {}
+        self._python_only: set[str] = set()
         self._active = False
 
     def replaces(self, path: str) -> Callable[[Around], Around]:
@@ -119,6 +120,8 @@ class Changes:
 
         def add(around: Around) -> Around:
             self._add(entry, functools.partial(_apply, entry, around))
+            if entry.python_only:
+                self._python_only.add(path)
             return around
 
         return add
@@ -145,11 +148,11 @@ class Changes:
         """Paths of all changes that there are replacements for."""
         return list(self._known)
 
-    def install(self) -> None:
-        """Make all changes that are not made yet."""
+    def install(self, native: bool = False) -> None:
+        """Make all changes that are not made yet; with the extension in C++ those that it needs too."""
         self._active = True
         for path, start in self._known.items():
-            if path not in self._undo:
+            if path not in self._undo and not (native and path in self._python_only):
                 self._undo[path] = start()
 
     def uninstall(self) -> list[str]:

@@ -10,15 +10,17 @@ import itertools
 import threading
 import weakref
 from concurrent.futures import Future
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from torch_ltc.config import settings
 from torch_ltc.errors import LtcError, PoisonedTensorError
 from torch_ltc.lowering.backend_data import BackendData, alias_physical
+from torch_ltc.native.library import extension
+from torch_ltc.native.recording import native
 from torch_ltc.program.instruction import Program
-from torch_ltc.program.spec import Spec
+from torch_ltc.program.spec import Spec, make_spec
 from torch_ltc.pytorch.private import untyped_storage
 
 _identities = itertools.count(1)
@@ -53,7 +55,49 @@ def physical_device() -> torch.device:
     return torch.device(settings.device_type, settings.device_ordinal)
 
 
-class Buffer:
+class _Values:
+    """The values of programs that are a buffer, in pure Python."""
+
+    # Defaults on the class and no __init__: one is built per recorded result, and this is the quickest way to build it.
+    number: int = -1
+    spec: Spec
+    views: dict[Spec, int] | None = None
+    views_base: int = -1
+    input: int = -1
+
+    def value_of(self, spec: Spec, base: int) -> int:
+        """The absolute number of the value that is this buffer seen as `spec` in the program that begins at `base`, or
+        -1."""
+        if self.number >= base and self.spec is spec:
+            return self.number
+        return self.views.get(spec, -1) if self.views is not None and self.views_base == base else -1
+
+    def remember_view(self, spec: Spec, base: int, number: int) -> None:
+        """Let later lookups of `spec` find value `number`."""
+        if self.views_base != base or self.views is None:
+            self.views = {}
+            self.views_base = base
+        self.views[spec] = number
+
+    def forget_views(self) -> None:
+        """Forget them: the program that they belong to is over."""
+        self.views = None
+
+    def view_numbers(self, base: int) -> list[int]:
+        """The absolute numbers of the values that look at this buffer in the program that begins at `base`."""
+        return list(self.views.values()) if self.views is not None and self.views_base == base else []
+
+    def note_data(self) -> None:
+        """It was given data without a program."""
+
+
+if TYPE_CHECKING or native is None:  # noqa: SIM108
+    _Base = _Values
+else:
+    _Base = native.Buffer
+
+
+class Buffer(_Base):
     """State of one storage.
 
     - `number` >= the recorder's base: a pending instruction defines it, as value `number`, with spec `spec`.
@@ -62,16 +106,10 @@ class Buffer:
     - `error`: the call that should have made it failed; every read says so.
     """
 
-    # Defaults on the class and no __init__: one is built per recorded result, and this is the quickest way to build it.
-    # Every attribute is annotated here: see `_reserve_attributes`.
-    number: int = -1
-    spec: Spec
+    # Defaults on the class and no __init__, as above. Every attribute is annotated: see `_reserve_attributes`.
     data: torch.Tensor | BackendData | None = None
     # What `remembered` made of the error that lost it.
     error: tuple[LtcError, weakref.ref[LtcError]] | None = None
-    views: dict[Spec, int] | None = None
-    views_base: int = -1
-    input: int = -1
     # The queued program that defines it or writes to it last.
     job: Future[None] | None = None
     # The program that made it, and the number of its value there.
@@ -137,11 +175,13 @@ def _reserve_attributes() -> None:
     user's thread both set attributes.
     """
     first = Buffer()
-    for name in Buffer.__annotations__:
+    for name in (*Buffer.__annotations__, *(_Values.__annotations__ if native is None else ())):
         setattr(first, name, None)
 
 
 _reserve_attributes()
+if native is not None:
+    native.set_buffer_class(Buffer)
 
 
 def new_buffer(spec: Spec, number: int = -1, data: torch.Tensor | None = None) -> Buffer:
@@ -149,25 +189,41 @@ def new_buffer(spec: Spec, number: int = -1, data: torch.Tensor | None = None) -
     buffer = Buffer()
     buffer.number = number
     buffer.spec = spec
-    buffer.data = data
+    if data is not None:
+        buffer.data = data
+        buffer.note_data()
     return buffer
+
+
+def find_buffer(tensor: torch.Tensor) -> Buffer | None:
+    """The buffer of a lazy tensor; None when its storage was made by code that does not know the device."""
+    if native is not None:
+        found: Buffer | None = native.find_buffer(tensor)
+        return found
+    return getattr(storage_of(tensor), "handle", None)
 
 
 def buffer_of(tensor: torch.Tensor) -> Buffer:
     """The buffer of a lazy tensor."""
-    storage: Any = storage_of(tensor)
-    try:
-        buffer: Buffer = storage.handle
-    except AttributeError:
+    buffer = find_buffer(tensor)
+    if buffer is None:
+        storage: Any = storage_of(tensor)
+        if extension is not None and extension.is_own_storage(storage):
+            # Made by `torch.UntypedStorage(..., device="ltc")`: nobody has written to it yet.
+            attach(tensor, new_buffer(make_spec(torch.uint8, (storage.nbytes(),), (1,))))
+            return buffer_of(tensor)
         raise LtcError(
             "this ltc tensor has no buffer: its storage was made by code that does not know the device.\n"
             "  try: make the tensor on the CPU and move it with .to('ltc')"
-        ) from None
+        )
     return buffer
 
 
 def attach(tensor: torch.Tensor, buffer: Buffer) -> None:
     """Make `buffer` the memory of this tensor's storage."""
+    if native is not None:
+        native.attach(tensor, buffer)
+        return
     storage: Any = storage_of(tensor)
     storage.handle = buffer
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
 
@@ -91,6 +92,7 @@ class Operator:
         "keywords",
         "rule",
         "required",
+        "native",
     )
 
     def __init__(self, op: OpOverload) -> None:
@@ -116,6 +118,8 @@ class Operator:
         # Tensors that autograd may leave undefined all the same; no rule covers that.
         self.required = tuple(i for i, a in enumerate(self.arguments) if a.kind is Kind.TENSOR and not a.optional)
         self.written = tuple(i for i, a in enumerate(self.arguments) if a.written)
+        # The operator in C++, where its kernel tries the hit path.
+        self.native: Any = None
 
     def values(self, args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[object, ...]:
         """Every argument in schema order, defaults filled in."""

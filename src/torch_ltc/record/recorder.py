@@ -12,13 +12,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from torch_ltc.config import settings
 from torch_ltc.errors import DeviceMismatchError
 from torch_ltc.hooks import Hook
+from torch_ltc.native.recording import native
 from torch_ltc.program.instruction import (
     Call,
     Input,
@@ -40,9 +41,11 @@ from torch_ltc.record.arguments import (
 from torch_ltc.record.buffer import Buffer, buffer_of, new_buffer, physical_device, storage_of
 from torch_ltc.record.call_site import UNKNOWN, Source, call_source, current_source
 from torch_ltc.record.forward_lines import ForwardLines
+from torch_ltc.record.native_nodes import link_input
 from torch_ltc.record.operands import CallOperands, make_operands
 from torch_ltc.record.operator import DEFAULT, Kind, Operator
 from torch_ltc.record.path_values import PathValues
+from torch_ltc.record.pending_state import PendingState
 from torch_ltc.record.result_specs import cache_result_specs
 from torch_ltc.shapes.inference import Inferred, OperandIndex, infer
 from torch_ltc.shapes.rules import apply_rule
@@ -73,6 +76,8 @@ _CONJ = Operator(aten._conj.default)
 _NEG_VIEW = Operator(aten._neg_view.default)
 _EMPTY = Operator(aten.empty_strided.default)
 _DEVICE = torch.device("cpu")
+# As native/recorder_bindings.cpp says it of what is no tensor of the device.
+_NO_BUFFER = -2
 
 
 # Cuts the pending program: recording knows nothing of execution.
@@ -98,25 +103,24 @@ def device_mismatch(tensor: torch.Tensor, operator: Operator | None) -> DeviceMi
     )
 
 
-class Recorder:
-    """The pending program. `base` is the absolute number of its first value, `count` that of the next one.
+if TYPE_CHECKING or native is None:  # noqa: SIM108
+    _State = PendingState
+else:
+    _State = native.PendingState
+
+
+class Recorder(_State):
+    """The pending program.
 
     A tensor's `_ltc` attribute is the absolute number of its value: below `base`, it is stale. It is only a cache; the
     truth is the buffer on the storage plus the tensor's spec.
     """
 
     __slots__ = (
-        "base",
-        "count",
-        "node",
+        *(("lock",) if native is None else ()),
         "tree",
-        "buffers",
-        "inputs",
-        "scalars",
         "numbers",
-        "random",
         "started",
-        "lock",
         "bound",
         "lines",
         "path_values",
@@ -126,15 +130,13 @@ class Recorder:
     )
 
     def __init__(self) -> None:
-        self.lock = threading.RLock()
+        super().__init__()
+        if native is None:
+            self.lock = threading.RLock()
         self.tree = Tree()
         self.torch_state = TorchState.current()
         self.tree.select(self.torch_state)
         self.path_values = PathValues(self.tree.root)
-        self.base = 0
-        self.count = 0
-        # Buffers that the pending program defines. The list stays the same object: kernels keep its `append`.
-        self.buffers: list[Buffer] = []
         # Numbers of the call being recorded; they join `scalars` once the call is known to be right.
         self.numbers: list[Any] = []
         # What wants to be told when the pending program has been queued; see `async_item`.
@@ -149,9 +151,7 @@ class Recorder:
         self.forward.end(self.node)
         self.base = self.count
         self.node = self.tree.root
-        self.buffers.clear()
-        self.inputs: list[Buffer] = []
-        self.scalars: list[Any] = []
+        self.clear()
         # The present line of each call that may fail, by the identity of its instruction: the line kept with the
         # instruction is that of its first recording.
         self.lines: dict[int, Source] = {}
@@ -198,6 +198,13 @@ class Recorder:
         """The key part for a tensor argument: its value number, or the type of a Python number in its place."""
         if value is None:
             return None
+        if native is not None:
+            found: int = native.number_of(value)
+            if found >= 0:
+                return found
+            if found == _NO_BUFFER:
+                return self._other_operand(value, operator)
+            return self.value_of(buffer_of(value), spec_of(value)) - self.base
         try:
             buffer: Buffer = storage_of(value).handle  # type: ignore[attr-defined]
         except (AttributeError, TypeError, NotImplementedError):
@@ -226,6 +233,8 @@ class Recorder:
         if values is None:
             return None
         parts: list[Any] = []
+        if native is not None:
+            return tuple([slow(value, operator) for value in values])
         for value in values:
             number = getattr(value, "_ltc", -1) - self.base
             parts.append(number if number >= 0 else slow(value, operator))
@@ -245,12 +254,9 @@ class Recorder:
     def value_of(self, buffer: Buffer, spec: Spec) -> int:
         """The absolute number of the value that is `buffer` seen as `spec`, recording a view or an input if need be."""
         base = self.base
-        if buffer.number >= base and buffer.spec is spec:
-            return buffer.number
-        if buffer.views_base == base and buffer.views is not None:
-            number = buffer.views.get(spec)
-            if number is not None:
-                return number
+        number = buffer.value_of(spec, base)
+        if number >= 0:
+            return number
         if buffer.number >= base:
             return self._derive(buffer, spec)
         if buffer.data is None and buffer.number < 0:
@@ -260,24 +266,21 @@ class Recorder:
 
     def remember_view(self, buffer: Buffer, spec: Spec, number: int) -> None:
         """Let later lookups of this spec on this buffer find value `number`."""
-        if buffer.views_base != self.base or buffer.views is None:
-            buffer.views = {}
-            buffer.views_base = self.base
-        buffer.views[spec] = number
+        buffer.remember_view(spec, self.base, number)
 
     def _input(self, buffer: Buffer, spec: Spec) -> int:
-        if buffer.input < 0 or buffer.input >= len(self.inputs) or self.inputs[buffer.input] is not buffer:
-            buffer.input = len(self.inputs)
-            self.inputs.append(buffer)
-        key = (_INPUT, buffer.input, spec)
+        index = self.add_input(buffer)
+        key = (_INPUT, index, spec)
         node = self.node
         child = node.next
         if child.key != key:
             found = self.tree.find(node, key)
             if found is None:
-                found = self.tree.add(node, key, Input(buffer.input, spec, self.count - self.base, UNKNOWN))
+                found = self.tree.add(node, key, Input(index, spec, self.count - self.base, UNKNOWN))
                 found.made = 1
             child = found
+        if native is not None:
+            link_input(node, child, index, spec)
         number = self.step(child)
         self.remember_view(buffer, spec, number)
         return number
@@ -287,7 +290,7 @@ class Recorder:
         statics = (spec.size, spec.stride, spec.dtype, None, True)
         values = (spec.size, spec.stride, spec.dtype, None, _DEVICE, None)
         buffer.number, _ = self._internal(_EMPTY, (_EMPTY, *statics), values, ())
-        self.buffers.append(buffer)
+        self.add_buffer(buffer)
 
     def _derive(self, buffer: Buffer, spec: Spec) -> int:
         """Record the views that lead from the buffer's defining value to `spec`."""
@@ -415,14 +418,14 @@ class Recorder:
 
     def note_line(self, child: Node) -> None:
         """Remember the line that records this call now."""
-        self.lines[id(child.instruction)] = current_source(2)
+        self.lines[id(child.instruction)] = current_source()
 
     def take_numbers(self, child: Node, operator: Operator, values: tuple[Any, ...]) -> None:
         """The call has numbers: make them inputs of the program, unless they are wrong."""
         numbers = self.numbers
         if child.checked is not None:
             self._check_numbers(child, child.checked, operator, values)
-        self.scalars.extend(numbers)
+        self.add_scalars(numbers)
         numbers.clear()
 
     def _check_numbers(
@@ -479,7 +482,7 @@ class Recorder:
 
     def _operands_of(self, key: Key, operator: Operator, values: tuple[Any, ...]) -> CallOperands:
         self.path_values.follow(self.node)
-        return make_operands(key, operator, values, len(self.scalars), self.path_values.specs)
+        return make_operands(key, operator, values, self.scalar_count, self.path_values.specs)
 
     def _by_rule(self, operator: Operator, operands: CallOperands) -> Returns | None:
         """The returns of the call by shape rule, or None."""
@@ -524,6 +527,8 @@ class Recorder:
 
 
 recorder = Recorder()
+if native is not None:
+    recorder.set_note_line(recorder.note_line)
 # The child finds the lock free, and nothing half recorded.
 os.register_at_fork(
     before=recorder.lock.acquire, after_in_parent=recorder.lock.release, after_in_child=recorder.lock.release

@@ -1,0 +1,113 @@
+// Storages of the device: each holds a buffer in the place of memory.
+
+#include "buffer.h"
+
+#include <c10/core/StorageImpl.h>
+#include <c10/core/TensorImpl.h>
+
+#include "device.h"
+#include "storage.h"
+
+namespace torch_ltc {
+namespace {
+
+bool is_ending() {
+#if PY_VERSION_HEX >= 0x030D0000
+  return !Py_IsInitialized() || Py_IsFinalizing();
+#else
+  return !Py_IsInitialized() || _Py_IsFinalizing();
+#endif
+}
+
+// The end of a storage, on any thread, with or without the GIL; never with the recorder's lock held but not the GIL.
+void end_of_storage(void* context) {
+  auto* buffer = static_cast<Buffer*>(context);
+  auto held = BufferPtr::reclaim(buffer);
+  // At the end of the process other threads do not get the GIL any more: what is left then is not freed.
+  if (buffer->storages.fetch_sub(1) == 1 && held->python.load() != nullptr && (PyGILState_Check() || !is_ending())) {
+    PyGILState_STATE state = PyGILState_Ensure();
+    release_python(*buffer);
+    PyGILState_Release(state);
+  }
+}
+
+}  // namespace
+
+void release_python(Buffer& buffer) {
+  if (buffer.storages.load() == 0) {
+    PyObject* python = buffer.python.exchange(nullptr);
+    Py_XDECREF(python);
+  }
+}
+
+// Views first: after a resize, the tensor is one although it may look like the value that defines the buffer.
+int64_t Buffer::value_of(const c10::TensorImpl& tensor, int64_t base) const {
+  if (views_base == base) {
+    for (auto view = views.rbegin(); view != views.rend(); ++view) {
+      if (view->first->matches(tensor)) {
+        return view->second;
+      }
+    }
+  }
+  return number >= base && spec && spec->matches(tensor) ? number : -1;
+}
+
+int64_t Buffer::value_of(const Spec* wanted, int64_t base) const {
+  if (views_base == base) {
+    for (auto view = views.rbegin(); view != views.rend(); ++view) {
+      if (view->first.get() == wanted) {
+        return view->second;
+      }
+    }
+  }
+  return number >= base && spec.get() == wanted ? number : -1;
+}
+
+void Buffer::remember_view(const SpecPtr& seen, int64_t base, int64_t value) {
+  if (views_base != base) {
+    views.clear();
+    views_base = base;
+  }
+  for (auto& view : views) {
+    if (view.first == seen) {
+      view.second = value;
+      return;
+    }
+  }
+  views.emplace_back(seen, value);
+}
+
+Buffer* buffer_of(const c10::Storage& storage) {
+  const c10::DataPtr& data = storage.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks();
+  return data.get_deleter() == &end_of_storage ? static_cast<Buffer*>(data.get_context()) : nullptr;
+}
+
+void hold(const c10::Storage& storage, const BufferPtr& buffer) {
+  buffer->storages.fetch_add(1);
+  BufferPtr held = buffer;
+  c10::DataPtr& data = storage.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks();
+  data = c10::DataPtr(data.get(), held.release(), &end_of_storage, lazy_device());
+}
+
+at::Tensor new_tensor(const BufferPtr& buffer, const Spec& spec, size_t size_bytes) {
+  c10::Storage storage = make_storage(size_bytes);
+  hold(storage, buffer);
+  auto tensor = at::detail::make_tensor<c10::TensorImpl>(
+      std::move(storage), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), spec.dtype);
+  c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+  if (spec.contiguous) {
+    impl->set_sizes_contiguous(spec.size);
+  } else {
+    impl->set_sizes_and_strides(spec.size, spec.stride, spec.offset);
+  }
+  return tensor;
+}
+
+at::Tensor view_tensor(const at::Tensor& base, const Spec& spec) {
+  auto tensor = at::detail::make_tensor<c10::TensorImpl>(
+      c10::TensorImpl::VIEW, c10::Storage(base.storage()), base.key_set(), base.dtype());
+  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(spec.size, spec.stride, spec.offset);
+  return tensor;
+}
+
+}  // namespace torch_ltc

@@ -1,0 +1,86 @@
+// Specs, and the buffers behind storages of the device, as the hit path sees them.
+
+#pragma once
+
+#include <Python.h>
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include <atomic>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+namespace torch_ltc {
+
+// Everything about a tensor but its memory. One per `Spec` of Python, which holds it and which it points to.
+struct Spec final : c10::intrusive_ptr_target {
+  caffe2::TypeMeta dtype;
+  std::vector<int64_t> size;
+  std::vector<int64_t> stride;
+  int64_t offset = 0;
+  bool conj = false;
+  bool neg = false;
+  bool contiguous = false;
+  // Bytes from the beginning of the storage that it reaches.
+  size_t size_bytes = 0;
+  // Held. Both die together, with the GIL held: see `native_specs` in Python.
+  PyObject* python = nullptr;
+
+  ~Spec() override { Py_XDECREF(python); }
+
+  bool matches(const c10::TensorImpl& tensor) const {
+    return tensor.dtype() == dtype && tensor.storage_offset() == offset && tensor.sizes() == c10::IntArrayRef(size) &&
+        tensor.strides() == c10::IntArrayRef(stride) && tensor.is_conj() == conj && tensor.is_neg() == neg;
+  }
+};
+
+using SpecPtr = c10::intrusive_ptr<Spec>;
+
+// The state of one storage that recording looks at; the rest is in the `Buffer` of Python, made when Python asks for it.
+// Guarded by the recorder's lock, except for what is atomic.
+struct Buffer final : c10::intrusive_ptr_target {
+  // At or above the recorder's base: a pending instruction defines it, as this value.
+  int64_t number = -1;
+  SpecPtr spec;
+  // It was given data when it was made, without a program.
+  bool computed = false;
+  // Values of the program that begins at `views_base` that are this buffer seen as some spec, the latest last.
+  int64_t views_base = -1;
+  std::vector<std::pair<SpecPtr, int64_t>> views;
+  // Its place among the inputs of the program that it was last an input of.
+  int64_t input = -1;
+  // How many storages hold it: 0 when nobody can use it any more.
+  std::atomic<int> storages{0};
+  // The `Buffer` of Python, held as long as there is a storage.
+  std::atomic<PyObject*> python{nullptr};
+
+  // The absolute number of the value that is this buffer seen as the tensor sees it, or -1.
+  int64_t value_of(const c10::TensorImpl& tensor, int64_t base) const;
+  int64_t value_of(const Spec* wanted, int64_t base) const;
+  void remember_view(const SpecPtr& seen, int64_t base, int64_t value);
+  void forget_views() {
+    views.clear();
+    views_base = -1;
+  }
+};
+
+using BufferPtr = c10::intrusive_ptr<Buffer>;
+
+// The buffer of a storage of the device, or null.
+Buffer* buffer_of(const c10::Storage& storage);
+
+// Let a storage of the device hold the buffer.
+void hold(const c10::Storage& storage, const BufferPtr& buffer);
+
+// A tensor of this spec on a new storage of so many bytes that holds the buffer.
+at::Tensor new_tensor(const BufferPtr& buffer, const Spec& spec, size_t size_bytes);
+
+// A tensor of this spec on the storage of `base`, which has the same dtype.
+at::Tensor view_tensor(const at::Tensor& base, const Spec& spec);
+
+// Let go of the `Buffer` of Python, unless a storage holds the buffer. With the GIL held.
+void release_python(Buffer& buffer);
+
+}  // namespace torch_ltc

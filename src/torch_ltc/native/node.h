@@ -1,0 +1,85 @@
+// Nodes of the prefix tree in the form that the hit path compares: made of those of Python, which own them.
+
+#pragma once
+
+#include <ATen/core/ivalue.h>
+#include <ATen/core/jit_type.h>
+
+#include <string>
+#include <vector>
+
+#include "buffer.h"
+
+namespace torch_ltc {
+
+// The part of an argument in a recording: as `Kind` in record/operator.py.
+enum class Kind : uint8_t { Tensor, Tensors, Scalar, Scalars, Static, Generator, Device, Dropped };
+
+struct Argument {
+  Kind kind;
+  c10::TypePtr type;
+  c10::IValue default_value;
+};
+
+// One overload as the recorder sees it.
+struct Operator {
+  std::string name;
+  std::vector<Argument> arguments;
+  bool random = false;
+  // Each recording notes its line, for the error that the call may raise.
+  bool located = false;
+  // Places of lists of tensors whose versions the device's kernel counts up.
+  std::vector<size_t> versions;
+  // Calls go to Python, always.
+  bool python_only = false;
+  uint64_t hits = 0;
+  uint64_t misses = 0;
+};
+
+// The type of a run-time number.
+enum class Number : uint8_t { Bool, Int, Float, Complex };
+
+// One part of a key: what the argument of a call must be to fit.
+struct Part {
+  enum class Is : uint8_t { Value, None, Number, Default, Equal, Device, Items, Anything };
+  Is is = Is::Anything;
+  int64_t value = -1;
+  Number number = Number::Int;
+  c10::IValue equal;
+  std::vector<Part> items;
+};
+
+// One tensor that a call returns, or nothing in its place.
+struct Result {
+  enum class Is : uint8_t { Fresh, Shared, View, Same, Nothing };
+  Is is = Is::Nothing;
+  SpecPtr spec;
+  // The operand that it is or looks at; for Shared, the result whose storage it is on.
+  int64_t of = -1;
+};
+
+// What a call returns in one place: one tensor, or a list.
+struct Returned {
+  bool list = false;
+  std::vector<Result> results;
+};
+
+struct Node {
+  // Borrowed: the node of Python owns this one.
+  PyObject* python = nullptr;
+  // Null: an input, or a call that always goes to Python.
+  Operator* op = nullptr;
+  std::vector<Part> parts;
+  std::vector<Returned> returns;
+  int64_t made = 0;
+  // Numbers that the call was tried with, unless any will do.
+  bool any_numbers = true;
+  std::vector<std::vector<c10::IValue>> numbers;
+  // For an input.
+  int64_t input = -1;
+  SpecPtr input_spec;
+  // What came next before, the latest first. Their nodes of Python are children of this one's.
+  std::vector<Node*> children;
+};
+
+}  // namespace torch_ltc

@@ -1,0 +1,419 @@
+// The hit path: compare a call with the ones that came next before, step down, and make the results.
+
+#include "recorder.h"
+
+#include <c10/core/TensorImpl.h>
+
+namespace torch_ltc {
+
+// The tensors of a call in argument order, lists opened, with their places in the key; and its run-time numbers.
+struct Recorder::Operands {
+  static constexpr int64_t kNone = -1;
+  static constexpr int64_t kNumber = -2;
+  c10::SmallVector<int64_t, 16> values;
+  c10::SmallVector<const at::Tensor*, 16> all;
+  c10::SmallVector<const at::Tensor*, 16> lazy;
+  std::vector<c10::IValue> numbers;
+};
+
+Recorder& recorder() {
+  // Never destroyed: storages may end after it.
+  static auto* the_recorder = new Recorder();
+  return *the_recorder;
+}
+
+namespace {
+
+const at::Tensor kNoTensor;
+
+bool is_number(const c10::IValue& value, Number type) {
+  switch (type) {
+    case Number::Bool:
+      return value.isBool();
+    case Number::Int:
+      return value.isInt();
+    case Number::Float:
+      return value.isDouble();
+    case Number::Complex:
+      return value.isComplexDouble();
+  }
+  return false;
+}
+
+// A number that stands in the place of a tensor; nothing for a tensor that is none.
+c10::IValue wrapped_number(const at::Tensor& tensor) {
+  const void* data = tensor.unsafeGetTensorImpl()->data();
+  switch (tensor.scalar_type()) {
+    case c10::ScalarType::Double:
+      return *static_cast<const double*>(data);
+    case c10::ScalarType::Long:
+      return *static_cast<const int64_t*>(data);
+    case c10::ScalarType::Bool:
+      return *static_cast<const bool*>(data);
+    case c10::ScalarType::ComplexDouble:
+      return c10::IValue(*static_cast<const c10::complex<double>*>(data));
+    default:
+      return {};
+  }
+}
+
+bool equal(const c10::IValue& left, const c10::IValue& right) {
+  if (left.isInt() && right.isInt()) {
+    return left.toInt() == right.toInt();
+  }
+  if (left.isBool() && right.isBool()) {
+    return left.toBool() == right.toBool();
+  }
+  if (left.isDouble() && right.isDouble()) {
+    return left.toDouble() == right.toDouble();
+  }
+  if (left.isNone() || right.isNone()) {
+    return left.isNone() && right.isNone();
+  }
+  if (left.isIntList() && right.isIntList()) {
+    return left.toIntVector() == right.toIntVector();
+  }
+  if (left.isBoolList() && right.isBoolList()) {
+    const auto a = left.toBoolList(), b = right.toBoolList();
+    if (a.size() != b.size()) {
+      return false;
+    }
+    for (size_t i = 0; i < a.size(); ++i) {
+      if (a.get(i) != b.get(i)) {
+        return false;
+      }
+    }
+    return true;
+  }
+  if (left.isDoubleList() && right.isDoubleList()) {
+    return left.toDoubleVector() == right.toDoubleVector();
+  }
+  if (left.isString() && right.isString()) {
+    return left.toStringRef() == right.toStringRef();
+  }
+  if (left.isComplexDouble() && right.isComplexDouble()) {
+    return left.toComplexDouble() == right.toComplexDouble();
+  }
+  return false;
+}
+
+bool is_device(const c10::IValue& value, bool named) {
+  if (value.isNone()) {
+    return !named;
+  }
+  if (!named || !value.isDevice()) {
+    return false;
+  }
+  const c10::Device device = value.toDevice();
+  return device.type() == c10::DeviceType::PrivateUse1 && device.index() <= 0;
+}
+
+bool same_numbers(const std::vector<c10::IValue>& left, const std::vector<c10::IValue>& right) {
+  if (left.size() != right.size()) {
+    return false;
+  }
+  for (size_t i = 0; i < left.size(); ++i) {
+    if (!equal(left[i], right[i])) {
+      return false;
+    }
+  }
+  return true;
+}
+
+bool tried(const Node& node, const std::vector<c10::IValue>& numbers) {
+  if (node.any_numbers || numbers.empty()) {
+    return true;
+  }
+  for (const auto& known : node.numbers) {
+    if (same_numbers(known, numbers)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+}  // namespace
+
+bool Recorder::input(Buffer& buffer, const at::Tensor& tensor, Operands& found) {
+  const bool known = is_input(buffer);
+  const int64_t index = known ? buffer.input : static_cast<int64_t>(inputs.size());
+  for (Node* child : position->children) {
+    if (child->input == index && child->input_spec->matches(*tensor.unsafeGetTensorImpl())) {
+      if (!known) {
+        buffer.input = index;
+        inputs.push_back({BufferPtr::reclaim_copy(&buffer), tensor.storage(), nullptr});
+      }
+      position = child;
+      const int64_t number = count++;
+      buffer.remember_view(child->input_spec, base, number);
+      found.values.push_back(number - base);
+      return true;
+    }
+  }
+  return false;
+}
+
+bool Recorder::resolve(const at::Tensor& tensor, Operands& found) {
+  if (!tensor.defined()) {
+    found.values.push_back(Operands::kNone);
+    found.all.push_back(nullptr);
+    return true;
+  }
+  c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+  found.all.push_back(&tensor);
+  if (impl->is_wrapped_number()) {
+    found.values.push_back(Operands::kNumber);
+    return impl->is_cpu();
+  }
+  if (!impl->has_storage()) {
+    return false;
+  }
+  Buffer* buffer = buffer_of(impl->unsafe_storage());
+  if (buffer == nullptr) {
+    return false;
+  }
+  found.lazy.push_back(&tensor);
+  const int64_t number = buffer->value_of(*impl, base);
+  if (number >= 0) {
+    found.values.push_back(number - base);
+    return true;
+  }
+  // One that nobody has written to becomes a value in another way: for Python.
+  const bool written = buffer->number >= 0 || buffer->computed;
+  return buffer->number < base && written && input(*buffer, tensor, found);
+}
+
+bool Recorder::operands(const Operator& op, const c10::IValue* arguments, Operands& found) {
+  for (size_t i = 0; i < op.arguments.size(); ++i) {
+    const c10::IValue& value = arguments[i];
+    if (op.arguments[i].kind == Kind::Tensor) {
+      if (value.isTensor() ? !resolve(value.toTensor(), found) : !resolve(kNoTensor, found)) {
+        return false;
+      }
+    } else if (op.arguments[i].kind == Kind::Tensors) {
+      if (value.isNone()) {
+        continue;
+      }
+      if (!value.isList()) {
+        return false;
+      }
+      // Elements are looked at where they lie: results may be the tensors themselves.
+      for (const c10::IValue& item : value.toListRef()) {
+        if (item.isTensor() ? !resolve(item.toTensor(), found) : !resolve(kNoTensor, found)) {
+          return false;
+        }
+      }
+    }
+  }
+  return true;
+}
+
+bool Recorder::fits(const Node& node, const c10::IValue* arguments, Operands& found) const {
+  size_t next = 0;
+  found.numbers.clear();
+  const auto operand_fits = [&](const Part& part) {
+    const size_t at = next++;
+    switch (part.is) {
+      case Part::Is::Value:
+        return found.values[at] == part.value;
+      case Part::Is::None:
+        return found.values[at] == Operands::kNone;
+      case Part::Is::Number: {
+        if (found.values[at] != Operands::kNumber) {
+          return false;
+        }
+        c10::IValue number = wrapped_number(*found.all[at]);
+        if (!is_number(number, part.number)) {
+          return false;
+        }
+        found.numbers.push_back(std::move(number));
+        return true;
+      }
+      default:
+        return false;
+    }
+  };
+  for (size_t i = 0; i < node.parts.size(); ++i) {
+    const Part& part = node.parts[i];
+    const c10::IValue& value = arguments[i];
+    switch (node.op->arguments[i].kind) {
+      case Kind::Tensor:
+        if (!operand_fits(part)) {
+          return false;
+        }
+        break;
+      case Kind::Tensors:
+        if (part.is == Part::Is::None) {
+          if (!value.isNone()) {
+            return false;
+          }
+          break;
+        }
+        if (value.isNone() || value.toListRef().size() != part.items.size()) {
+          return false;
+        }
+        for (const Part& item : part.items) {
+          if (!operand_fits(item)) {
+            return false;
+          }
+        }
+        break;
+      case Kind::Scalar:
+        if (part.is == Part::Is::Default) {
+          if (!equal(value, node.op->arguments[i].default_value)) {
+            return false;
+          }
+        } else {
+          if (!is_number(value, part.number)) {
+            return false;
+          }
+          found.numbers.push_back(value);
+        }
+        break;
+      case Kind::Scalars: {
+        if (!value.isList()) {
+          return false;
+        }
+        const auto items = value.toListRef();
+        if (items.size() != part.items.size()) {
+          return false;
+        }
+        for (size_t k = 0; k < items.size(); ++k) {
+          if (!is_number(items[k], part.items[k].number)) {
+            return false;
+          }
+          found.numbers.push_back(items[k]);
+        }
+        break;
+      }
+      case Kind::Static:
+        if (!equal(value, part.equal)) {
+          return false;
+        }
+        break;
+      case Kind::Device:
+        if (!is_device(value, part.value != 0)) {
+          return false;
+        }
+        break;
+      case Kind::Generator:
+        if (!value.isNone()) {
+          return false;
+        }
+        break;
+      case Kind::Dropped:
+        break;
+    }
+  }
+  return tried(node, found.numbers);
+}
+
+at::Tensor Recorder::make(
+    const Result& result, int64_t& number, const Operands& found, const Tensors& made) {
+  switch (result.is) {
+    case Result::Is::Fresh: {
+      auto buffer = c10::make_intrusive<Buffer>();
+      buffer->number = number++;
+      buffer->spec = result.spec;
+      buffers.push_back(buffer);
+      return new_tensor(buffer, *result.spec, result.spec->size_bytes);
+    }
+    case Result::Is::Shared:
+    case Result::Is::View: {
+      const at::Tensor& base_tensor = result.is == Result::Is::View ? *found.lazy[result.of] : made[result.of];
+      at::Tensor tensor = view_tensor(base_tensor, *result.spec);
+      buffer_of(tensor.unsafeGetTensorImpl()->unsafe_storage())->remember_view(result.spec, base, number++);
+      return tensor;
+    }
+    case Result::Is::Same:
+      return *found.lazy[result.of];
+    case Result::Is::Nothing:
+      break;
+  }
+  return {};
+}
+
+void Recorder::results(const Node& node, const Operands& found, Values& into) {
+  int64_t number = count;
+  Tensors made;
+  for (const Returned& returned : node.returns) {
+    if (returned.list) {
+      c10::List<at::Tensor> items;
+      items.reserve(returned.results.size());
+      for (const Result& result : returned.results) {
+        made.push_back(make(result, number, found, made));
+        items.push_back(made.back());
+      }
+      into.emplace_back(std::move(items));
+    } else {
+      made.push_back(make(returned.results[0], number, found, made));
+      into.emplace_back(made.back());
+    }
+  }
+}
+
+bool Recorder::note(const Node& node) const {
+  if (!Py_IsInitialized()) {
+    return false;
+  }
+  PyGILState_STATE state = PyGILState_Ensure();
+  PyObject* noted = PyObject_CallOneArg(note_line, node.python);
+  if (noted == nullptr) {
+    // Python does the call, and meets what is wrong.
+    PyErr_Clear();
+  }
+  const bool done = noted != nullptr;
+  Py_XDECREF(noted);
+  PyGILState_Release(state);
+  return done;
+}
+
+bool Recorder::hit(Operator& op, torch::jit::Stack& stack) {
+  const size_t n = op.arguments.size();
+  const c10::IValue* arguments = stack.data() + (stack.size() - n);
+  Values returned;
+  {
+    Locked locked(lock);
+    if (position == nullptr) {
+      ++op.misses;
+      return false;
+    }
+    Operands found;
+    Node* taken = nullptr;
+    if (operands(op, arguments, found)) {
+      for (Node* child : position->children) {
+        if (child->op == &op && fits(*child, arguments, found)) {
+          taken = child;
+          break;
+        }
+      }
+    }
+    if (taken == nullptr || (op.located && !note(*taken))) {
+      ++op.misses;
+      return false;
+    }
+    results(*taken, found, returned);
+    for (c10::IValue& number : found.numbers) {
+      scalars.push_back(std::move(number));
+    }
+    for (const size_t place : op.versions) {
+      for (const c10::IValue& item : arguments[place].toListRef()) {
+        if (!item.toTensor().is_inference()) {
+          item.toTensor().unsafeGetTensorImpl()->bump_version();
+        }
+      }
+    }
+    random = random || op.random;
+    count += taken->made;
+    position = taken;
+    ++op.hits;
+    ++hits;
+  }
+  stack.erase(stack.end() - static_cast<std::ptrdiff_t>(n), stack.end());
+  for (c10::IValue& value : returned) {
+    stack.push_back(std::move(value));
+  }
+  return true;
+}
+
+}  // namespace torch_ltc

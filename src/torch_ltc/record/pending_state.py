@@ -1,0 +1,63 @@
+"""The pending program as kernels see it, in pure Python: where recording stands, values, inputs and numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch_ltc.program.spec import held_elsewhere
+from torch_ltc.program.tree import Node
+from torch_ltc.record.buffer import Buffer
+
+__all__ = ["PendingState"]
+
+
+class PendingState:
+    """`base` is the absolute number of the first value of the pending program, `count` that of the next one."""
+
+    __slots__ = ("base", "count", "node", "buffers", "inputs", "scalars", "random")
+    node: Node
+
+    def __init__(self) -> None:
+        self.base = 0
+        self.count = 0
+        self.random = False
+        # Buffers that the pending program defines. The list stays the same object: kernels keep its `append`.
+        self.buffers: list[Buffer] = []
+        self.inputs: list[Buffer] = []
+        self.scalars: list[Any] = []
+
+    @property
+    def scalar_count(self) -> int:
+        """How many run-time numbers the program has."""
+        return len(self.scalars)
+
+    def clear(self) -> None:
+        """Let go of buffers, inputs and numbers. Lists that were taken before stay as they are."""
+        self.buffers.clear()
+        self.inputs = []
+        self.scalars = []
+
+    def add_buffer(self, buffer: Buffer) -> None:
+        """The program defines this buffer."""
+        self.buffers.append(buffer)
+
+    def live_buffers(self) -> list[Buffer]:
+        """Buffers that the program defines and that someone still holds."""
+        # A buffer is held by its storage, which lives as long as any tensor on it. Counting references is exact here:
+        # the lock is held, and nothing else keeps buffers.
+        return held_elsewhere(self.buffers)
+
+    def is_input(self, buffer: Buffer) -> bool:
+        """True when the program takes this buffer."""
+        return 0 <= buffer.input < len(self.inputs) and self.inputs[buffer.input] is buffer
+
+    def add_input(self, buffer: Buffer) -> int:
+        """The place of this buffer among the program's inputs."""
+        if not self.is_input(buffer):
+            buffer.input = len(self.inputs)
+            self.inputs.append(buffer)
+        return buffer.input
+
+    def add_scalars(self, numbers: list[Any]) -> None:
+        """Make these run-time numbers of the program."""
+        self.scalars.extend(numbers)

@@ -1,0 +1,280 @@
+"""The hit path in C++: known calls are recorded there, and everything is as when Python records them."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import torch_ltc
+from torch_ltc import metrics
+from torch_ltc.config import settings
+from torch_ltc.native.library import find
+from torch_ltc.native.recording import native
+from torch_ltc.record.buffer import buffer_of
+from torch_ltc.record.recorder import recorder
+
+ROOT = Path(__file__).resolve().parents[2]
+recorded_natively = pytest.mark.skipif(native is None, reason="LTC_NATIVE=1 is not set")
+
+
+@pytest.mark.skipif(native is not None, reason="they run in this process")
+@pytest.mark.skipif(find()[0] is None, reason="the extension is not built")
+def test_the_tests_of_the_hit_path_pass_where_the_extension_is_built() -> None:
+    # A process of its own: the variable is read at import.
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__],
+        cwd=ROOT,
+        env={**os.environ, "LTC_NATIVE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stdout[-3000:]
+
+
+@pytest.fixture(autouse=True)
+def nothing_pending() -> Iterator[None]:
+    torch_ltc.sync(wait=True)
+    yield
+    torch_ltc.sync(wait=True)
+
+
+def hits() -> int:
+    """Hits since the last call of this, and after it of a sync."""
+    return int(recorder.take_hits()) if native is not None else 0  # type: ignore[attr-defined]
+
+
+def steady(step: Callable[[], object], times: int = 4) -> int:
+    """Record a step so often; the hits of the last time."""
+    for _ in range(times):
+        torch_ltc.sync(wait=True)
+        hits()
+        made = step()
+        found = hits()
+        del made
+    torch_ltc.sync(wait=True)
+    return found
+
+
+@recorded_natively
+def test_a_known_call_is_recorded_without_python() -> None:
+    x = torch.ones(4).to("ltc")
+
+    def step() -> torch.Tensor:
+        return ((x + x) * 3).relu()
+
+    assert steady(step) == 2
+    assert step().tolist() == [6.0] * 4
+
+
+@recorded_natively
+def test_hits_are_counted_as_a_metric() -> None:
+    x = torch.ones(4).to("ltc")
+    steady(lambda: (x + x) * 3 - 1)
+    before = metrics.counter_value("NativeHits") or 0
+    y = (x + x) * 3 - 1
+    torch_ltc.sync(wait=True)
+    assert (metrics.counter_value("NativeHits") or 0) - before == 2
+    assert y.tolist() == [5.0] * 4
+
+
+@recorded_natively
+def test_inputs_views_and_writes_are_hits() -> None:
+    x = torch.arange(6.0).to("ltc")
+    y = torch.ones(3, 2).to("ltc")
+
+    def step() -> torch.Tensor:
+        made = x * 1
+        made.view(2, 3).t().add_(y)
+        return made[1:4]
+
+    assert steady(step) == 4
+    assert step().tolist() == [2.0, 3.0, 4.0]
+
+
+@recorded_natively
+def test_numbers_are_inputs_and_may_change() -> None:
+    x = torch.ones(3).to("ltc")
+    for rate in range(20):
+        y = (x + 0).mul(float(rate)).add(2, alpha=rate)
+        assert y.tolist() == [rate + 2.0 * rate] * 3
+    hits()
+    y = (x + 0).mul(0.5).add(2, alpha=7)
+    assert hits() == 2
+    assert y.tolist() == [14.5] * 3
+
+
+@recorded_natively
+def test_static_arguments_are_compared_in_full() -> None:
+    x = torch.arange(6.0).view(2, 3).to("ltc")
+    for dims, keep in (((0,), False), ((1,), False), ((0, 1), True), ((0,), True)) * 4:
+        made = (x + 0).sum(dims, keepdim=keep)
+        assert torch.equal(made.cpu(), torch.arange(6.0).view(2, 3).sum(dims, keepdim=keep))
+
+
+@recorded_natively
+def test_several_ways_on_are_all_hits() -> None:
+    x = torch.ones(3).to("ltc")
+
+    def step(way: int) -> torch.Tensor:
+        made = x + 1
+        return made.exp() if way == 0 else made.neg() if way == 1 else made.mul(2)
+
+    for _ in range(4):
+        for way in range(3):
+            torch_ltc.sync(wait=True)
+            hits()
+            made = step(way)
+            found = hits()
+            del made
+    assert found == 1
+
+
+@recorded_natively
+def test_lists_of_tensors_and_of_results() -> None:
+    x = torch.arange(6.0).to("ltc")
+
+    def step() -> list[torch.Tensor]:
+        first, second = (x + 0).chunk(2)
+        pair = torch._foreach_mul([first, second], 2.0)
+        torch._foreach_add_(pair, 1.0)
+        return [torch.cat(list(pair)), torch.stack(list(pair)), *torch.max(pair[1].view(1, 3), dim=1)]
+
+    assert steady(step) >= 6
+    joined, stacked, largest, place = step()
+    wanted = torch.arange(6.0) * 2 + 1
+    assert torch.equal(joined.cpu(), wanted)
+    assert torch.equal(stacked.cpu(), wanted.view(2, 3))
+    assert largest.item() == 11.0
+    assert place.item() == 2
+
+
+@recorded_natively
+def test_versions_of_lists_that_are_written_count_up() -> None:
+    x = torch.ones(3).to("ltc")
+    for _ in range(4):
+        made = x + 0
+        before = made._version
+        torch._foreach_add_([made], 1.0)
+        assert made._version == before + 1
+        torch_ltc.sync()
+
+
+@recorded_natively
+def test_a_training_step_is_nearly_all_hits_and_equals_eager() -> None:
+    def train(device: str) -> tuple[list[float], list[torch.Tensor]]:
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(
+            torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.LayerNorm(16), torch.nn.Linear(16, 4)
+        )
+        model.to(device)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        x, y = torch.randn(5, 8).to(device), torch.randn(5, 4).to(device)
+        losses = []
+        for _ in range(8):
+            optimizer.zero_grad()
+            loss = torch.nn.functional.mse_loss(model(x), y)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss)
+        return [loss.item() for loss in losses], [p.detach().cpu() for p in model.parameters()]
+
+    eager = train("cpu")
+    ours = train("ltc")
+    assert ours[0] == eager[0]
+    assert all(torch.equal(a, b) for a, b in zip(ours[1], eager[1], strict=True))
+
+
+@recorded_natively
+def test_a_value_that_nobody_holds_is_no_output() -> None:
+    x = torch.ones(3).to("ltc")
+    for _ in range(4):
+        kept = (x + 1).exp().neg()
+        outputs = recorder.live_buffers()
+        assert [buffer is buffer_of(kept) for buffer in outputs] == [True]
+        torch_ltc.sync(wait=True)
+
+
+@recorded_natively
+def test_an_input_that_dies_before_the_sync_is_still_read() -> None:
+    for _ in range(4):
+        x = torch.full((3,), 2.0).to("ltc")
+        z = x + 0
+        y = torch.full((3,), 5.0).to("ltc")
+        made = z * y
+        del x, y, z
+        gc.collect()
+        assert made.tolist() == [10.0] * 3
+
+
+@recorded_natively
+def test_the_setting_force_fallback_is_obeyed_by_known_calls() -> None:
+    x = torch.ones(3).to("ltc")
+    steady(lambda: (x + 1).exp())
+    with settings.scope(force_fallback="aten::exp"):
+        before = metrics.counter_value("aten::exp") or 0
+        made = (x + 1).exp()
+        assert (metrics.counter_value("aten::exp") or 0) == before + 1
+    assert torch.equal(made.cpu(), torch.full((3,), 2.0).exp())
+
+
+@recorded_natively
+def test_a_call_that_fails_has_the_line_of_this_recording() -> None:
+    table = torch.ones(3, 2).to("ltc")
+    good, bad = torch.tensor([0, 1]).to("ltc"), torch.tensor([0, 7]).to("ltc")
+
+    def pick(rows: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.embedding(rows, table + 0)
+
+    for _ in range(4):
+        assert pick(good).sum().item() == 4.0
+    with pytest.raises(torch_ltc.errors.ExecutionError, match=r"test_native_hits\.py:\d+ in .*pick"):
+        pick(bad).sum().item()
+
+
+@recorded_natively
+def test_threads_that_record_at_once_get_what_they_asked_for() -> None:
+    x = torch.ones(8).to("ltc")
+    wrong: list[float] = []
+
+    def work(number: int) -> None:
+        for _ in range(60):
+            made = x
+            for _ in range(10):
+                made = made + number
+            if made.sum().item() != 8 + 80 * number:
+                wrong.append(number)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+@recorded_natively
+def test_buffers_and_storages_do_not_pile_up() -> None:
+    x = torch.ones(8).to("ltc")
+
+    def step() -> None:
+        made = (x + 1).view(2, 4).exp()
+        torch_ltc.sync(wait=True)
+        del made
+
+    for _ in range(5):
+        step()
+    gc.collect()
+    before = len(gc.get_objects())
+    for _ in range(200):
+        step()
+    gc.collect()
+    assert len(gc.get_objects()) - before < 100

@@ -19,12 +19,12 @@ from torch_ltc.pytorch.patches import registers, replaces
 from torch_ltc.pytorch.private import (
     AUTOCAST,
     AUTOCAST_CUDA,
-    ExcludeDispatchKeys,
     OpOverload,
     all_schemas,
     has_kernel,
     has_kernel_for,
     is_view,
+    without_keys,
 )
 from torch_ltc.pytorch.table import AUTOCAST_KERNELS
 
@@ -182,7 +182,7 @@ def policy(name: str, physical: str) -> Policy | None:
 def _kernel(op: OpOverload, policies: Mapping[str, Policy | None]) -> Callable[..., Any]:
     def kernel(*args: Any, **kwargs: Any) -> Any:
         chosen = policies[settings.device_type]
-        with ExcludeDispatchKeys(AUTOCAST):
+        with without_keys(AUTOCAST):
             return op(*args, **kwargs) if chosen is None else chosen(op, args, kwargs)
 
     return kernel

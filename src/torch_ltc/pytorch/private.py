@@ -51,7 +51,6 @@ DispatchKeySet = torch._C.DispatchKeySet
 META = DispatchKeySet(DispatchKey.Meta)
 AUTOCAST = DispatchKeySet(DispatchKey.AutocastPrivateUse1)  # type: ignore[attr-defined]
 AUTOCAST_CUDA = DispatchKeySet(DispatchKey.AutocastCUDA)
-ExcludeDispatchKeys = torch._C._ExcludeDispatchKeyGuard
 COMPRESSED = DispatchKeySet(DispatchKey.SparseCsrCPU)
 SPARSE_KEY = DispatchKey.SparseCPU
 COORDINATES = DispatchKeySet(SPARSE_KEY)

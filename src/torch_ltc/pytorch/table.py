@@ -82,7 +82,7 @@ table.add(
     Interface("torch._C.DispatchKeySet", "sets of dispatch keys", "views, composites", _STABLE),
     Interface("torch._C._set_meta_in_tls_dispatch_include", "runs meta kernels on device tensors", "views", _BINDING),
     Interface("torch._C._dispatch_tls_set_dispatch_key_included", "leaves the meta kernels again", "views", _BINDING),
-    Interface("torch._C._ExcludeDispatchKeyGuard", "runs operators below autocast, and kernels of sparse tensors",
+    Interface("torch._C._ExcludeDispatchKeyGuard", "runs operators below autocast, kernels of sparse tensors",
               "autocast, sparse tensors", _BINDING),
     Interface("torch._C._len_torch_function_stack", "counts the user's function modes", "modes see views", _BINDING,
               check=lambda count: isinstance(count(), int)),

@@ -158,6 +158,23 @@ def test_lists_of_tensors_and_of_results() -> None:
 
 
 @recorded_natively
+def test_copies_on_the_device_and_indices_are_hits() -> None:
+    x = torch.arange(4.0).to("ltc")
+    rows = torch.tensor([2, 0]).to("ltc")
+
+    def step() -> tuple[torch.Tensor, torch.Tensor]:
+        made = x * 1
+        made.copy_(x)
+        return made[rows], made.to(torch.float64)
+
+    assert steady(step) == 3
+    picked, wide = step()
+    assert picked.tolist() == [2.0, 0.0]
+    assert wide.dtype is torch.float64
+    assert wide.tolist() == [0.0, 1.0, 2.0, 3.0]
+
+
+@recorded_natively
 def test_versions_of_lists_that_are_written_count_up() -> None:
     x = torch.ones(3).to("ltc")
     for _ in range(4):

@@ -231,6 +231,10 @@ def has_compatible_type(tensor: torch.Tensor, source: torch.Tensor) -> bool:
     return all(t.layout is torch.strided and not (t.is_quantized or t.is_nested) for t in (tensor, source))
 
 
+# Calls of these that were recorded before are what they were then: the hit path may record them.
+for _kernel, _operator in ((copy_, _COPY), (to_copy, _TO_COPY), (index, _INDEX)):
+    _kernel.operator = _operator  # type: ignore[attr-defined]
+
 COMPOSITES = {"aten::_has_compatible_shallow_copy_type": has_compatible_type}
 
 KERNELS = {

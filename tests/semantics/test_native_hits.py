@@ -49,7 +49,7 @@ def nothing_pending() -> Iterator[None]:
 
 def hits() -> int:
     """Hits since the last call of this, and after it of a sync."""
-    return int(recorder.take_hits()) if native is not None else 0  # type: ignore[attr-defined]
+    return recorder.take_hits()
 
 
 def steady(step: Callable[[], object], times: int = 4) -> int:

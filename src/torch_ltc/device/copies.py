@@ -232,8 +232,9 @@ def has_compatible_type(tensor: torch.Tensor, source: torch.Tensor) -> bool:
 
 
 # Calls of these that were recorded before are what they were then: the hit path may record them.
-for _kernel, _operator in ((copy_, _COPY), (to_copy, _TO_COPY), (index, _INDEX)):
-    _kernel.operator = _operator  # type: ignore[attr-defined]
+_HIT: tuple[tuple[Any, Operator], ...] = ((copy_, _COPY), (to_copy, _TO_COPY), (index, _INDEX))
+for _kernel, _operator in _HIT:
+    _kernel.operator = _operator
 
 COMPOSITES = {"aten::_has_compatible_shallow_copy_type": has_compatible_type}
 

@@ -87,17 +87,17 @@ def _tiny(base: str, base_key: str) -> Callable[[Mapping[str, Any]], Figure]:
     return figure
 
 
-def _mean(system: str, *bases: str) -> Callable[[Mapping[str, Any]], Figure]:
+def _mean(system: str, *bases: str, keys: tuple[str, ...] = MEAN_OVER) -> Callable[[Mapping[str, Any]], Figure]:
     """The geometric mean of `system` against the fastest of `bases`, workload by workload."""
 
     def figure(results: Mapping[str, Any]) -> Figure:
         found: dict[str, float] = {}
-        for key in MEAN_OVER:
+        for key in keys:
             systems = results["workloads"].get(key, {})
             against = [value for base in bases if (value := ratio(systems, system, base)) is not None]
             if against:
                 found[key] = max(against)
-        missing = [key for key in MEAN_OVER if key not in found]
+        missing = [key for key in keys if key not in found]
         excused = [key for key in missing if _cannot_run(results["workloads"].get(key, {}), bases)]
         return Figure(geometric_mean(found.values()), _detail(found, missing), len(excused) == len(missing))
 
@@ -196,6 +196,9 @@ BARS: tuple[Bar, ...] = (
     Bar("steady step on inductor / original, mean a to h", 0.30, _mean("ltc-inductor", "original")),
     Bar("steady step on inductor / torch.compile, mean a to h", 1.0, _mean("ltc-inductor", *FASTEST_COMPILE)),
     Bar("steady step on torchscript / original, mean a to h", 0.60, _mean("ltc-torchscript", "original")),
+    Bar("jit on inductor / torch.compile, a", 1.0, _mean("ltc-jit-inductor", *FASTEST_COMPILE, keys=("a",))),
+    Bar("jit on inductor / torch.compile, f", 1.0, _mean("ltc-jit-inductor", *FASTEST_COMPILE, keys=("f",))),
+    Bar("jit on inductor / torch.compile, mean a to h", 0.95, _mean("ltc-jit-inductor", *FASTEST_COMPILE)),
     *_per_backend("first step / eager's first, worst workload", 2.0, _first_step),
     *_per_backend("later steps over 3 medians in a compile", 0, _later_steps),
     *_per_backend("compiles, j: 50 random sizes", 3, lambda backend: _compiles(backend, "j")),

@@ -7,6 +7,7 @@ benchmark where there is no GPU.
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +21,6 @@ from benchmarks.workloads import Step, Workload, trainer
 
 VOCABULARY = 8192
 PROMPT_TOKENS = 64
-# Longer than any run decodes, so that the cache never has to be begun anew.
 CACHE_TOKENS = 1024
 
 
@@ -146,6 +146,35 @@ def _convnet(blocks: tuple[int, ...], width: int, batch: int, size: int) -> Call
     return build
 
 
+class _Decoding:
+    """A Llama with a cache of fixed size, and the position of the next token, which lies on the device: in the cache,
+    or with older versions of Transformers outside of it."""
+
+    def __init__(self, system: System, **sizes: int) -> None:
+        transformers = importlib.import_module("transformers")
+        config = transformers.LlamaConfig(**sizes, max_position_embeddings=CACHE_TOKENS, tie_word_embeddings=True)
+        self.model = transformers.LlamaForCausalLM(config).eval().to(torch.bfloat16).to(system.device)
+        self.cache = transformers.StaticCache(config=config, max_cache_len=CACHE_TOKENS)
+        prompt = torch.randint(0, config.vocab_size, (1, PROMPT_TOKENS))
+        self.token = prompt[:, -1:].contiguous().to(system.device)
+        self.position = torch.arange(PROMPT_TOKENS).to(system.device)
+        self.keeps_position = "cache_position" not in inspect.signature(self.model.forward).parameters
+        self.forward(prompt.to(system.device))
+        self.position = torch.tensor([PROMPT_TOKENS]).to(system.device)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """The logits after the last token."""
+        given = {} if self.keeps_position else {"cache_position": self.position}
+        logits: Tensor = self.model(tokens, past_key_values=self.cache, **given).logits
+        return logits[:, -1]
+
+    def restart(self) -> None:
+        """Continue behind the prompt: the cache is full."""
+        for layer in self.cache.layers if self.keeps_position else ():
+            layer.cumulative_length.fill_(PROMPT_TOKENS)
+        self.position.fill_(PROMPT_TOKENS)
+
+
 def _llama(**sizes: int) -> Callable[[System], Step]:
     """Decoding token by token with a cache of fixed size, as compilers want it.
 
@@ -154,25 +183,25 @@ def _llama(**sizes: int) -> Callable[[System], Step]:
     """
 
     def build(system: System) -> Step:
-        transformers = importlib.import_module("transformers")
-        config = transformers.LlamaConfig(**sizes, max_position_embeddings=CACHE_TOKENS, tie_word_embeddings=True)
         with torch.no_grad():
-            model = transformers.LlamaForCausalLM(config).eval().to(torch.bfloat16).to(system.device)
-            cache = transformers.StaticCache(config=config, max_cache_len=CACHE_TOKENS)
-            prompt = torch.randint(0, config.vocab_size, (1, PROMPT_TOKENS))
-            token = prompt[:, -1:].contiguous().to(system.device)
-            model(prompt.to(system.device), past_key_values=cache)
+            decoding = _Decoding(system, **sizes)
             system.sync()
 
         def decode(token: Tensor) -> tuple[Tensor, Tensor]:
-            logits = model(token, past_key_values=cache).logits[:, -1]
+            logits = decoding.forward(token)
+            decoding.position.add_(1)
             return logits.argmax(-1), logits.float().amax()
 
-        compiled = system.compile_loss(decode)
+        compiled = system.compile_step(system.compile_loss(decode))
+        steps = 0
 
         def step() -> tuple[Tensor, object]:
+            nonlocal steps
+            steps += 1
             with torch.no_grad():
-                decoded, largest = compiled(token)
+                if steps % (CACHE_TOKENS - PROMPT_TOKENS) == 0:
+                    decoding.restart()
+                decoded, largest = compiled(decoding.token)
             return largest, decoded
 
         return step

@@ -1,6 +1,8 @@
 """Training steps of transformers on a GPU: eager, `torch.compile`, recorded, captured and jit, as ratios to eager.
 
     python -m benchmarks.graphs [--rounds 2] [--json FILE]
+    python -m benchmarks.graphs --host [--optimizer sgd]     what a replay costs on the host; on any machine
+    python -m benchmarks.graphs --replays 10000              thousands of replays against recorded steps
 
 Each system runs in a process of its own, one after the other, in turn for each round: bfloat16, SGD with momentum, the
 loss read every ten steps. A figure is the median over rounds of milliseconds a step; `host` is the part of it that the
@@ -58,8 +60,8 @@ def measure(step: Step, batches: list[Tensor]) -> dict[str, Any]:
     return {**figures, "losses": [loss.item() for loss in losses]}
 
 
-def train(system: str, sizes: tuple[int, ...]) -> dict[str, Any]:
-    """One system on one size."""
+def build(system: str, sizes: tuple[int, ...]) -> tuple[Step, list[Tensor]]:
+    """The training step of one system on one size, and its batches."""
     layers, width, heads, batch, length = sizes
     device = "cuda" if system in ("eager", "reduce-overhead") else "ltc"
     torch.manual_seed(0)
@@ -82,19 +84,24 @@ def train(system: str, sizes: tuple[int, ...]) -> dict[str, Any]:
     if system.startswith("jit"):
         import torch_ltc  # noqa: PLC0415  eager CUDA runs in processes without it
 
-        return measure(torch_ltc.jit(step), batches)
-    return measure(step, batches)
+        return torch_ltc.jit(step), batches
+    return step, batches
 
 
-def child(system: str) -> None:
-    """Measure one system, and print its figures as JSON."""
+def prepare(system: str) -> None:
+    """Set this process up for one system."""
     if system not in ("eager", "reduce-overhead"):
         os.environ["LTC_TS_CUDA"] = "1"
         os.environ["LTC_TIERS"] = "blocking"
         os.environ["LTC_BACKEND"] = "inductor" if system == "jit inductor" else "interpreter"
         os.environ["LTC_CUDA_GRAPHS"] = "off" if system == "recorded" else "auto"
         import torch_ltc  # noqa: F401, PLC0415
-    print(json.dumps({name: train(system, sizes) for name, sizes in SIZES.items()}))
+
+
+def child(system: str) -> None:
+    """Measure one system, and print its figures as JSON."""
+    prepare(system)
+    print(json.dumps({name: measure(*build(system, sizes)) for name, sizes in SIZES.items()}))
 
 
 def run(system: str) -> dict[str, Any]:
@@ -113,7 +120,17 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--json")
     parser.add_argument("--system", help=argparse.SUPPRESS)
+    parser.add_argument("--host", action="store_true")
+    parser.add_argument("--optimizer", choices=("sgd", "adam"), default="sgd")
+    parser.add_argument("--replays", type=int)
     options = parser.parse_args()
+    if options.host or options.replays:
+        if torch.cuda.is_available() and not options.host:
+            os.environ["LTC_TS_CUDA"] = "1"
+        from benchmarks import replays  # noqa: PLC0415  imports torch_ltc, without which eager CUDA runs
+
+        print(replays.host(options.optimizer) if options.host else replays.many(options.replays))
+        return
     if options.system:
         child(options.system)
         return

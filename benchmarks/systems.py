@@ -49,6 +49,10 @@ class System:
         """The optimizer's step as this system wants to call it."""
         return update
 
+    def compile_step(self, step: Function) -> Function:
+        """The whole step, a function of its batch, as this system wants to call it."""
+        return step
+
     def sync(self) -> None:
         """End a step."""
 
@@ -66,6 +70,10 @@ class System:
 
     def refusals(self) -> list[str]:
         """Why the backend could not compile or run a program, for each that runs in the interpreter instead."""
+        return []
+
+    def remarks(self) -> list[str]:
+        """What a reader of the figures should know, as that nothing was replayed."""
         return []
 
     def compile_intervals(self) -> list[tuple[float, float]]:
@@ -144,17 +152,67 @@ class Original(System):
         return sum(int(self._metrics.counter_value(name) or 0) for name in names)
 
 
+class HandCaptured(System):
+    """Eager PyTorch whose whole step is captured by hand as a CUDA graph, after some eager steps.
+
+    Where there is no GPU every step runs eagerly, which tries the code around the graph.
+    """
+
+    EAGER_STEPS = 4
+
+    def compile_step(self, step: Function) -> Function:
+        """The first calls run on a side stream, as capture wants it; later ones copy the batch and replay."""
+        if self.device != "cuda":
+            return step
+        stream = torch.cuda.Stream()
+        graph = torch.cuda.CUDAGraph()
+        calls = 0
+        inputs: tuple[Any, ...] = ()
+        result: Any = None
+
+        def captured(*batch: Any) -> Any:
+            nonlocal calls, inputs, result
+            calls += 1
+            if calls <= self.EAGER_STEPS:
+                stream.wait_stream(torch.cuda.current_stream())
+                with torch.cuda.stream(stream):
+                    made = step(*batch)
+                torch.cuda.current_stream().wait_stream(stream)
+                return made
+            if calls == self.EAGER_STEPS + 1:
+                inputs = tuple(tensor.clone() for tensor in batch)
+                with torch.cuda.graph(graph, stream=stream):
+                    result = step(*inputs)
+            for target, tensor in zip(inputs, batch, strict=True):
+                target.copy_(tensor)
+            graph.replay()
+            return result
+
+        return captured  # type: ignore[return-value]
+
+    def count_operations(self, step: Callable[[], object]) -> int | None:
+        """One launch: there is nothing to count."""
+        del step
+        return None
+
+
 class Compiled(System):
     """torch.compile with Inductor: forward, loss and backward; the optimizer's step too if asked for."""
 
-    def __init__(self, optimizer: bool = False) -> None:
+    def __init__(self, optimizer: bool = False, mode: str | None = None) -> None:
         super().__init__()
+        self._mode = mode
         self.needs_optimizer = optimizer
         self._counters = importlib.import_module("torch._dynamo.utils").counters
 
     def compile_loss(self, loss: Function) -> Function:
         """Compiled on its first call."""
-        return torch.compile(loss)  # type: ignore[return-value]
+        return torch.compile(loss, mode=self._mode)  # type: ignore[return-value]
+
+    def step_began(self) -> None:
+        """Results of the last step may be overwritten."""
+        if self._mode == "reduce-overhead":
+            torch.compiler.cudagraph_mark_step_begin()
 
     def compile_update(self, update: Function) -> Function:
         """Compiled on its first call, or as it is."""
@@ -171,16 +229,24 @@ class Compiled(System):
 
 
 class Ltc(System):
-    """torch_ltc with one of its backends."""
+    """torch_ltc with one of its backends: recorded, and captured where the device has graphs; or jit of the step."""
 
     device = "ltc"
     records = True
 
-    def __init__(self, backend: str) -> None:
+    def __init__(self, backend: str, *, capture: bool = True, jit: bool = False) -> None:
         super().__init__()
         self._ltc = importlib.import_module("torch_ltc")
         self._backend = backend
         self._ltc.use_backend(backend)
+        if not capture:
+            self._ltc.settings.cuda_graphs = "off"
+        self._jit = jit
+        self._replayed: Any = None
+        self._captures = 0
+        self._not_captured: dict[int, str] = {}
+        # Programs whose forms were measured, and what was found.
+        self._chosen: dict[int, str] = {}
         events = self._ltc.events
         self._compiles: list[tuple[float, float]] = []
         self._runs: deque[tuple[int, str]] = deque(maxlen=100_000)
@@ -192,16 +258,35 @@ class Ltc(System):
         events.subscribe(self._on_compile, events.CompileEvent)
         events.subscribe(lambda event: self._runs.append((event.program, event.backend)), events.ExecuteEvent)
         events.subscribe(self._on_refusal, events.RefusalEvent)
+        events.subscribe(self._on_capture, events.CaptureEvent)
+        events.subscribe(self._on_choice, events.ChoiceEvent)
         events.subscribe(self._on_sync, events.SyncEvent)
         events.subscribe(self._on_read, events.ReadEvent)
 
+    def compile_step(self, step: Function) -> Function:
+        """Recorded each time, or replayed."""
+        if not self._jit:
+            return step
+        self._replayed = self._ltc.jit(step)
+        return self._replayed  # type: ignore[no-any-return]
+
     def sync(self) -> None:
         """Queue what was recorded."""
-        self._ltc.sync()
+        if not self._jit:
+            self._ltc.sync()
 
     def compiles(self) -> int:
         """Programs that the backend compiled."""
         return len(self._compiles)
+
+    def remarks(self) -> list[str]:
+        """Steps that were not replayed, programs that were not captured."""
+        found = [f"not captured: {reason}" for reason in self._not_captured.values()]
+        found += self._chosen.values()
+        explained = self._replayed.explain() if self._replayed is not None else ""
+        if "not replayed" in explained or " 0 replayed" in explained:
+            found += explained.splitlines()
+        return found
 
     def refusals(self) -> list[str]:
         """As the refusal events tell."""
@@ -218,13 +303,15 @@ class Ltc(System):
     def step_began(self) -> None:
         """Forget which programs ran before."""
         self._runs.clear()
-        self._compiles_before = len(self._compiles)
+        self._compiles_before = len(self._compiles) + self._captures
 
     def steady(self) -> bool:
         """Whether the backend ran every program of the last step, but for those that it cannot or need not compile."""
-        if len(self._compiles) != self._compiles_before:
+        if len(self._compiles) + self._captures != self._compiles_before:
             return False
         spared = self._single.union(self._refused)
+        if self._backend == "auto":
+            return all(program in self._chosen or program in spared for program, _ in list(self._runs))
         return all(backend == self._backend or program in spared for program, backend in list(self._runs))
 
     def count_operations(self, step: Callable[[], object]) -> int | None:
@@ -239,6 +326,17 @@ class Ltc(System):
 
     def _on_refusal(self, event: Any) -> None:
         self._refused[event.program] = event.reason
+
+    def _on_capture(self, event: Any) -> None:
+        self._captures += 1
+        if event.refusal:
+            self._not_captured[event.program] = event.refusal
+        else:
+            self._not_captured.pop(event.program, None)
+
+    def _on_choice(self, event: Any) -> None:
+        timings = ", ".join(f"{name} {took_s * 1e3:.3g} ms" for name, took_s in event.timings)
+        self._chosen[event.program] = f"program {event.program} runs on {event.kept}: {timings}"
 
     def _on_sync(self, event: Any) -> None:
         self._instructions += event.instructions
@@ -308,13 +406,21 @@ def _import(name: str) -> Any:
 
 SYSTEMS: dict[str, Callable[[], System]] = {
     "eager": System,
+    "eager-graph": HandCaptured,
     "original": Original,
     "original-reuse": lambda: Original(reuse_ir=True),
     "compile": Compiled,
     "compile-optimizer": lambda: Compiled(optimizer=True),
+    "compile-reduce-overhead": lambda: Compiled(mode="reduce-overhead"),
+    "compile-max-autotune": lambda: Compiled(mode="max-autotune-no-cudagraphs"),
+    "ltc": lambda: Ltc("auto"),
+    "ltc-recorded": lambda: Ltc("torchscript", capture=False),
     "ltc-interpreter": lambda: Ltc("interpreter"),
     "ltc-torchscript": lambda: Ltc("torchscript"),
     "ltc-inductor": lambda: Ltc("inductor"),
+    "ltc-jit": lambda: Ltc("interpreter", jit=True),
+    "ltc-jit-inductor": lambda: Ltc("inductor", jit=True),
+    "ltc-jit-torchscript": lambda: Ltc("torchscript", jit=True),
     "torch_xla": TorchXla,
     "torchax": Torchax,
 }

@@ -61,7 +61,7 @@ def _remark(figures: Mapping[str, Any]) -> str:
 def row(name: str, figures: Mapping[str, Any]) -> list[str]:
     """The cells of one system, its name first."""
     record_s, operations = _median(figures, "record_s"), figures.get("operations")
-    peak = figures.get("steady_peak_bytes", figures.get("device_peak_bytes"))
+    peak = figures.get("steady_peak_bytes", figures.get("device_reserved_bytes"))
     per_operation = f"{record_s / operations * 1e6:.1f}" if record_s is not None and operations else "-"
     return [
         name,
@@ -100,8 +100,12 @@ def render_workload(title: str, systems: Mapping[str, Mapping[str, Any]]) -> str
         if figures["status"] != "ok"
     ]
     for name, figures in systems.items():
-        lines += [f"{name}: {note}" for note in (*figures.get("notes", ()), *figures.get("refusals", ()))]
+        lines += [f"{name}: {note}" for note in _notes(figures)]
     return "\n".join(lines)
+
+
+def _notes(figures: Mapping[str, Any]) -> list[str]:
+    return [note for key in ("notes", "refusals", "remarks") for note in figures.get(key, ())]
 
 
 def ratio_grid(results: Mapping[str, Any]) -> tuple[list[str], list[str], list[list[float | None]]]:

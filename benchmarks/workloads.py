@@ -67,17 +67,34 @@ def trainer(
     loss_function = system.compile_loss(lambda x, y: loss_of(model(x), y))
     apply_update = system.compile_update(update.step)
 
-    def step() -> tuple[Tensor, object]:
-        x, y = next(data)
+    def train(x: Tensor, y: Tensor) -> Tensor:
         update.zero_grad()
         loss = loss_function(x, y)
         loss.backward()
         apply_update()
+        return loss.detach()
+
+    train_step = system.compile_step(train)
+
+    def step() -> tuple[Tensor, object]:
+        loss = train_step(*next(data))
         if scheduler is not None:
             scheduler.step()
-        return loss.detach(), None
+        return loss, None
 
     return step
+
+
+def _probed(system: System, chain: Callable[[Tensor], Tensor], x: Tensor) -> Step:
+    """A step that computes `chain(x)`, of which the first element is read."""
+    compiled = system.compile_loss(chain)
+
+    def compute(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = compiled(x)
+        return y[0], y
+
+    whole = system.compile_step(compute)
+    return lambda: whole(x)
 
 
 def _tiny_adds(system: System) -> Step:
@@ -89,13 +106,7 @@ def _tiny_adds(system: System) -> Step:
             y = y + x
         return y
 
-    compiled = system.compile_loss(chain)
-
-    def step() -> tuple[Tensor, object]:
-        y = compiled(x)
-        return y[0], y
-
-    return step
+    return _probed(system, chain, x)
 
 
 def _pointwise(system: System) -> Step:
@@ -108,13 +119,7 @@ def _pointwise(system: System) -> Step:
             y = ((y * 0.5 + 1.0) * x - 0.25).relu()
         return y
 
-    compiled = system.compile_loss(chain)
-
-    def step() -> tuple[Tensor, object]:
-        y = compiled(x)
-        return y[0], y
-
-    return step
+    return _probed(system, chain, x)
 
 
 def _mlp(system: System) -> Step:

@@ -42,6 +42,7 @@ from torch_ltc.debug.entry_points import doctor, report
 from torch_ltc.debug.explain import explain
 from torch_ltc.device import device_module as _module
 from torch_ltc.device import registration as _registration
+from torch_ltc.device.prefetch import Prefetch, prefetch
 from torch_ltc.device.setup import install, uninstall
 from torch_ltc.device.setup import set_up as _set_up
 from torch_ltc.execute.async_item import AsyncItem, async_item
@@ -59,6 +60,7 @@ __all__ = [
     "Backend",
     "Form",
     "JitFunction",
+    "Prefetch",
     "add_step_closure",
     "allow_sync",
     "async_item",
@@ -78,6 +80,7 @@ __all__ = [
     "mark_step",
     "metrics",
     "no_sync",
+    "prefetch",
     "register_backend",
     "report",
     "run_step_closures",
@@ -100,13 +103,14 @@ def __getattr__(name: str) -> object:
 
 
 _registry.register(_InterpreterBackend(), reference=True, origin="built-in")
-_registry.register(_TorchScriptBackend(), origin="built-in")
+_registry.register(_TorchScriptBackend(), origin="built-in", measured="equal")
 _registry.register(_NullBackend(), origin="built-in")
-_registry.promise("inductor", "torch_ltc.backends.inductor:InductorBackend")
+_registry.promise("inductor", "torch_ltc.backends.inductor:InductorBackend", measured="close")
 _registry.promise("xla", "torch_ltc.backends.xla:XlaBackend")
 config.settings.watch("backend", lambda: _registry.check(config.settings.backend))
+config.settings.watch("numerics", lambda: _registry.check(config.settings.backend, config.settings.numerics))
 with _messages_of_import():
-    _registry.check(config.settings.backend)
+    _registry.check(config.settings.backend, config.settings.numerics)
 _registration.register_name(_module)
 sys.modules["torch.ltc"] = _module
 _registration.register_device()

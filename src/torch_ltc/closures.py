@@ -9,14 +9,14 @@ import atexit
 import threading
 import time
 import traceback
-import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
 from torch_ltc.config import settings
-from torch_ltc.errors import ClosureError, LtcWarning
+from torch_ltc.deferred import fail_exit
+from torch_ltc.errors import ClosureError
 
 __all__ = [
     "AsyncClosureHandler",
@@ -255,7 +255,7 @@ def _wait_at_exit() -> None:
         try:
             handler.wait(max(0.0, deadline - time.monotonic()))
         except ClosureError as error:
-            warnings.warn(f"at exit: {error}", LtcWarning, stacklevel=1)
+            fail_exit(f"at exit: {error}")
 
 
 atexit.register(_wait_at_exit)

@@ -122,10 +122,18 @@ SETTINGS: Mapping[str, Setting] = {
     for setting in (
         Setting(
             "backend",
-            "torchscript",
+            "auto",
             "LTC_BACKEND",
-            "The backend that compiles hot programs: 'interpreter', 'torchscript', 'inductor', 'xla', 'null', or "
-            "another that is installed.",
+            "The backend that compiles hot programs: 'auto' measures what there is and keeps the fastest for each "
+            "program; 'interpreter', 'torchscript', 'inductor', 'xla', 'null', or another that is installed.",
+        ),
+        Setting(
+            "numerics",
+            "equal",
+            "LTC_NUMERICS",
+            "What the backend 'auto' chooses from: forms whose results are 'equal' to eager's to the bit, or also "
+            "those that are 'close' to them, which takes a compiler.",
+            choices=("equal", "close"),
         ),
         Setting(
             "backend_failure",
@@ -166,6 +174,14 @@ SETTINGS: Mapping[str, Setting] = {
             "Whether programs on a CUDA device are captured as CUDA graphs and replayed: 'auto' when they are hot, "
             "'always' at the second execution, or 'off'.",
             choices=("auto", "always", "off"),
+        ),
+        Setting(
+            "graph_bytes",
+            0,
+            "LTC_GRAPH_BYTES",
+            "The most bytes that captured CUDA graphs may hold; those that were not used for longest are dropped. 0 is "
+            "half of the device's memory.",
+            minimum=0,
         ),
         Setting(
             "fallback",
@@ -319,11 +335,13 @@ class Settings:
     """
 
     backend: str
+    numerics: Literal["equal", "close"]
     backend_failure: Literal["warn", "error"]
     native: Literal["auto", "0", "1"]
     device_type: Literal["cpu", "cuda"]
     device_ordinal: int
     cuda_graphs: Literal["auto", "always", "off"]
+    graph_bytes: int
     fallback: Literal["allow", "warn", "error"]
     force_fallback: str
     sync_after_optimizer: bool
@@ -457,17 +475,18 @@ def cache_folder() -> str:
         return ""
     if settings.cache_dir:
         return os.path.abspath(os.path.expanduser(settings.cache_dir))
-    return _user_folder()
+    return _user_folder(os.environ.get("XDG_CACHE_HOME"), os.environ.get("HOME"))
 
 
 def native_folder() -> str:
     """The folder that `ltc build` compiles the extension into, whatever `cache_dir` says of compiled programs."""
-    return os.path.join(_user_folder(), "native")
+    return os.path.join(_user_folder(os.environ.get("XDG_CACHE_HOME"), os.environ.get("HOME")), "native")
 
 
-def _user_folder() -> str:
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return os.path.join(home, "torch_ltc")
+# Each sync asks for it.
+@lru_cache(maxsize=16)
+def _user_folder(caches: str | None, home: str | None) -> str:
+    return os.path.join(caches or os.path.join(os.path.expanduser("~"), ".cache"), "torch_ltc")
 
 
 def foreign_variable(name: str) -> str:

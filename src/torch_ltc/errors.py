@@ -136,10 +136,9 @@ class DataAccessError(LtcError):
 
 
 class UnsupportedLayoutError(LtcError, NotImplementedError):
-    """A tensor was asked for whose layout the device does not hold: sparse, quantized, or nested and strided.
+    """A tensor was asked for whose layout the device does not hold: nested and strided.
 
-    When: at the call that would make it, as the backward of an embedding with `sparse=True`. What to do: the message
-    names the dense form of the call; tensors of these layouts work on the CPU.
+    When: at the call that would make it. What to do: the message names the way round; such tensors work on the CPU.
     """
 
 

@@ -18,6 +18,8 @@ from torch_ltc.source import Source
 
 __all__ = [
     "KINDS",
+    "CaptureEvent",
+    "ChoiceEvent",
     "CompileEvent",
     "Event",
     "ExecuteEvent",
@@ -154,6 +156,26 @@ class CaptureEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class GraphsDroppedEvent:
+    """The graphs of this many programs were dropped, because the device is out of memory or they held too much. The
+    programs run without, and are captured again later."""
+
+    programs: int
+    size_bytes: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceEvent:
+    """The forms of a program were measured, and `kept` is the one that it runs in from now on: the name of a backend,
+    with "captured" before it where it is replayed. `timings` has the least time of each in seconds."""
+
+    program: int
+    kept: str
+    timings: tuple[tuple[str, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class FallbackEvent:
     """An operation ran eagerly instead of being recorded; `op` carries its overload, as "aten::index.Tensor"."""
 
@@ -220,6 +242,8 @@ Event: TypeAlias = (
     | StateEvent
     | ExecuteEvent
     | CaptureEvent
+    | GraphsDroppedEvent
+    | ChoiceEvent
     | FallbackEvent
     | ReadEvent
     | UploadEvent
@@ -235,6 +259,8 @@ KINDS: tuple[type, ...] = (
     LoadEvent,
     ExecuteEvent,
     CaptureEvent,
+    GraphsDroppedEvent,
+    ChoiceEvent,
     RefusalEvent,
     StateEvent,
     FallbackEvent,

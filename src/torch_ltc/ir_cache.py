@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch_ltc.compile.program_cache import executables
 from torch_ltc.compile.specialization_cache import specializations
 from torch_ltc.events import SyncReason
+from torch_ltc.execute.graph_cache import graph_cache
 from torch_ltc.execute.sync import cut
 from torch_ltc.program.instruction import Call
 from torch_ltc.record.recorder import recorder
@@ -33,4 +34,5 @@ def _forget() -> None:
     recorder.tree.clear()
     recorder.reset()
     executables.clear()
+    graph_cache.clear()
     specializations.clear()

@@ -22,6 +22,7 @@ from torch_ltc.events import (
     CompileEvent,
     ExecuteEvent,
     FallbackEvent,
+    GraphsDroppedEvent,
     LoadEvent,
     MismatchEvent,
     PruneEvent,
@@ -69,6 +70,7 @@ COUNTERS: Mapping[str, str] = {
     "CompileRefused": "Programs that a backend could not compile or run, which the interpreter runs instead.",
     "GraphCapture": "Programs that were captured as graphs of the device.",
     "GraphRefused": "Programs that cannot be captured as graphs of the device.",
+    "GraphDropped": "Programs whose graphs were dropped, because they held too much memory.",
     "GraphReplay": "Runs of programs that were replays of graphs, the first ones while capturing included.",
     "ExecuteFailed": "Programs of which an operation failed when they ran.",
     "MetaMismatch": "Results whose layout was not the one that the meta kernel had promised.",
@@ -498,6 +500,7 @@ _HANDLERS: Mapping[type, Callable[[Any], None]] = {
     UploadEvent: _on_upload,
     RefusalEvent: lambda _: count("CompileRefused"),
     CaptureEvent: lambda event: count("GraphRefused" if event.refusal else "GraphCapture"),
+    GraphsDroppedEvent: lambda event: count("GraphDropped", event.programs),
     MismatchEvent: lambda _: count("MetaMismatch"),
     PruneEvent: lambda _: count("TreePruned"),
 }

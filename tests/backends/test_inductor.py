@@ -197,6 +197,50 @@ def test_a_foreach_optimizer_is_few_kernels(tmp_path: Path, monkeypatch: Any) ->
     assert 1 <= kernels < count
 
 
+@pytest.mark.parametrize("adam", [False, True], ids=["SGD", "Adam"])
+def test_a_training_step_has_no_memory_for_parameters_and_state_besides_their_own(adam: bool) -> None:
+    model = nn.Linear(13, 7).to("ltc")
+    optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    if adam:
+        optimizer = torch.optim.Adam(model.parameters())
+
+    def step(batch: Tensor, labels: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(batch), labels)
+        loss.backward()
+        with settings.scope(sync_after_optimizer=False):
+            optimizer.step()
+        return loss
+
+    batch, labels = torch.rand(16, 13), torch.randint(7, (16,))
+    # The first step makes the optimizer's state.
+    step(batch.to("ltc"), labels.to("ltc"))
+    torch_ltc.sync(wait=True)
+    program, function = compiled(step, batch, labels)
+    assert len(program.updates) == (6 if adam else 4)
+    # The weight's gradient, which the program returns.
+    assert function.text().count("empty_strided_cpu((7, 13)") == 1
+
+
+def test_rows_of_a_cache_are_written_in_place() -> None:
+    def decode(table: Tensor, tokens: Tensor, cache: Tensor, position: Tensor) -> Tensor:
+        rows = table[tokens]
+        cache.index_copy_(0, position, rows)
+        return cache.sum(1)
+
+    cache, position, table = torch.zeros(64, 37), torch.tensor([5, 3]), torch.rand(11, 37)
+    tokens = torch.tensor([10, 2])
+    expected = cache.clone()
+    sums = decode(table, tokens, expected, position)
+    _, function = compiled(decode, table, tokens, cache, position)
+    assert function.text().count("empty_strided_cpu((64, 37)") == 0
+    made, _ = function(table, tokens, cache, position)
+    torch.testing.assert_close([cache, made], [expected, sums])
+    with pytest.raises(IndexError, match="out of range"):
+        function(table, torch.tensor([11, 2]), cache, position)
+    torch.testing.assert_close(cache, expected, rtol=0, atol=0)
+
+
 def test_compiled_programs_are_found_again_by_another_process(tmp_path: Path) -> None:
     source = """
         import torch, torch_ltc

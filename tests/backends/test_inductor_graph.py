@@ -18,13 +18,17 @@ import torch_ltc
 from tests.support.backends import record
 from torch_ltc.backends.inductor import InductorBackend
 from torch_ltc.backends.inductor.graph import Built, build
+from torch_ltc.config import settings
 from torch_ltc.errors import CompileError
+from torch_ltc.lowering.functional_computation import CompiledPart, inputs_at_risk
 from torch_ltc.lowering.lower import functional_form
+from torch_ltc.lowering.partition import partition
 from torch_ltc.program.instruction import Call, Program
 
 pytestmark = pytest.mark.filterwarnings("ignore:index_reduce.. is in beta:UserWarning")
 
 aten = torch.ops.aten
+X = torch.arange(6.0).view(2, 3)
 
 
 @pytest.fixture(autouse=True)
@@ -371,3 +375,197 @@ def test_operators_that_inductor_leaves_to_pytorch_are_supported_whatever_they_i
     calls = functional(lambda w, i, o: F.embedding_bag(i, w, o), table, tokens, offsets).calls
     assert any("embedding_bag" in call.name for call in calls)
     assert all(InductorBackend().supports(call) for call in calls)
+
+
+def test_operators_on_lists_that_inductor_leaves_to_a_kernel_are_given_in_a_form_that_it_fuses() -> None:
+    def names(scalars: list[float]) -> list[str]:
+        return [call.name for call in functional(lambda x, y: torch._foreach_div([x, y], scalars), X, X).calls]
+
+    assert names([2.0, 2.0]) == ["aten::_foreach_div.Scalar"]
+    assert names([2.0, 3.0]) == ["aten::div.Scalar"] * 2
+    assert names([0.0, -0.0]) == ["aten::div.Scalar"] * 2
+    norms = functional(lambda x, y: torch._foreach_norm([x, y]), X, X).calls
+    assert not any(call.name.startswith("aten::_foreach") for call in norms)
+    kept = functional(lambda x, y: torch._foreach_mul([x, y], 2.0), X, X).calls
+    assert [call.name for call in kept] == ["aten::_foreach_mul.Scalar"]
+
+
+# ---- what is saved before a run -----------------------------------------------------------------------------------
+
+
+def at_risk(function: Callable[..., Any], *inputs: Tensor) -> tuple[int, ...]:
+    """Positions of the inputs that would be saved before each run of the function's program."""
+    backend = InductorBackend()
+    program, numbers = record(function, *inputs)
+    form = functional_form(backend, program, numbers, set())
+    parts = partition(form.program, backend.supports)
+    return inputs_at_risk(backend, form, [CompiledPart(part, None, "") for part in parts])
+
+
+@pytest.mark.parametrize("momentum", [True, False], ids=["SGD", "Adam"])
+def test_nothing_of_a_training_step_is_saved(momentum: bool) -> None:
+    model = torch.nn.Sequential(
+        torch.nn.Embedding(20, 8),
+        torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True),
+        torch.nn.Linear(8, 5),
+    ).to("ltc")
+    parameters = list(model.parameters())
+    optimizer: torch.optim.Optimizer = torch.optim.Adam(parameters)
+    if momentum:
+        optimizer = torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+    tokens, labels = torch.randint(20, (2, 4)), torch.randint(5, (8,))
+
+    def step(tokens: Tensor, labels: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(tokens).flatten(0, 1), labels)
+        loss.backward()
+        with settings.scope(sync_after_optimizer=False):
+            optimizer.step()
+        return loss
+
+    step(tokens.to("ltc"), labels.to("ltc"))
+    torch_ltc.sync(wait=True)
+    assert at_risk(step, tokens, labels) == ()
+
+
+def test_what_is_saved_beside_calls_that_the_graph_does_not_check() -> None:
+    count, matrix, index = torch.zeros(3), torch.eye(3), torch.tensor([1])
+    assert at_risk(lambda c, m: (c.add_(1), torch.linalg.cholesky_ex(m)[0])[1], count, matrix) == (0,)
+    assert at_risk(lambda c, m, i: (c.add_(1), m[i])[1], count, matrix, index) == ()
+    assert at_risk(lambda c, m, i: (c.add_(1), m.index_put((i,), c))[1], count, matrix, index) == ()
+    mask = torch.tensor([True, False, True])
+    values = torch.ones(2)
+    assert at_risk(lambda c, k, v: (c.add_(1), c.sin().index_put((k,), v))[1], count, mask, values) == (0,)
+
+
+def test_positions_that_pooling_has_found_itself_are_not_checked() -> None:
+    def pooled(images: Tensor) -> Tensor:
+        leaf = images.detach().requires_grad_()
+        (gradient,) = torch.autograd.grad(F.max_pool2d(leaf, 2).sum(), leaf)
+        return gradient
+
+    images = torch.randn(2, 3, 8, 8)
+    built = graph_of(pooled, images)
+    assert not built.checked
+    torch.testing.assert_close(built.module(images)[0], pooled(images))
+
+
+# ---- updates of a part of an input --------------------------------------------------------------------------------
+
+
+def write_rows(cache: Tensor, index: Tensor, rows: Tensor) -> None:
+    cache.index_copy_(0, index, rows)
+
+
+def put_rows(cache: Tensor, index: Tensor, rows: Tensor) -> None:
+    cache[index] = rows
+
+
+def write_slice(cache: Tensor, index: Tensor, rows: Tensor) -> Tensor:
+    total, picked = cache.sum(), index - 4
+    cache[2:4] = rows
+    return rows[picked] + total
+
+
+def write_and_read(cache: Tensor, index: Tensor, rows: Tensor) -> Tensor:
+    cache.index_copy_(0, index, rows)
+    return rows[(index.neg() + 5) % 3 - 1] + cache.sum()
+
+
+@pytest.mark.parametrize("write", [write_rows, put_rows, write_slice, write_and_read])
+def test_rows_are_replaced_by_themselves_if_the_data_is_wrong(write: Callable[..., Any]) -> None:
+    given = [torch.zeros(6, 3), torch.tensor([4, 5]), torch.ones(2, 3)]
+    built = graph_of(write, *given)
+    built.module.graph.lint()
+    # The choice is between rows, not between whole caches.
+    chosen = [node for node in built.module.graph.nodes if node.target is aten.where.self]
+    (copied,) = [node for node in built.module.graph.nodes if node.target is aten.copy_.default]
+    assert copied.args[1] not in chosen
+    before, expected = given[0].clone(), given[0].clone()
+    write(expected, *given[1:])
+    *_, wrong = built.module(*given)
+    assert not wrong
+    torch.testing.assert_close(given[0], expected)
+    *_, wrong = built.module(before, torch.tensor([4, 77]), given[2])
+    assert wrong
+    assert before.tolist() == torch.zeros(6, 3).tolist()
+
+
+def test_rows_that_later_checks_depend_on_are_chosen_as_a_whole() -> None:
+    def write(cache: Tensor, index: Tensor, table: Tensor) -> Tensor:
+        cache[index] = 1
+        return table[cache]
+
+    cache, index, table = torch.zeros(4, dtype=torch.int64), torch.tensor([2]), torch.rand(3, 2)
+    built = graph_of(write, cache, index, table)
+    found, wrong = built.module(cache, index, table)
+    assert not wrong
+    assert cache.tolist() == [0, 0, 1, 0]
+    torch.testing.assert_close(found, table[cache])
+    *_, wrong = built.module(cache, torch.tensor([9]), table)
+    assert wrong
+    assert cache.tolist() == [0, 0, 1, 0]
+
+
+# ---- channels last ------------------------------------------------------------------------------------------------
+
+
+def features_and_gradients(images: Tensor, *parameters: Tensor) -> list[Tensor]:
+    """Features of a small convolutional network, and the gradients of its parameters."""
+    first, scale, shift, second = leaves = [tensor.detach().requires_grad_() for tensor in parameters]
+    hidden = F.batch_norm(F.conv2d(images, first, padding=1), None, None, scale, shift, training=True).relu()
+    features = F.conv2d(F.max_pool2d(hidden, 2), second, padding=1).relu()
+    return [features.detach(), *torch.autograd.grad(features.square().sum(), leaves)]
+
+
+def channels_last_clones(built: Built) -> list[str]:
+    """What the graph lays out with its channels last: placeholders or operators."""
+    clones = [node for node in built.module.graph.nodes if node.target is aten.clone.default]
+    found = [node.args[0] for node in clones if node.kwargs.get("memory_format") is torch.channels_last]
+    return ["input" if source.op == "placeholder" else str(source.target) for source in found]
+
+
+class Watched(torch.fx.Interpreter):
+    """Runs a graph, and keeps the results of these operators."""
+
+    def __init__(self, module: torch.fx.GraphModule, *ops: Any) -> None:
+        super().__init__(module)
+        self.ops = ops
+        self.made: list[Tensor] = []
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        result = super().run_node(n)
+        if n.target in self.ops:
+            self.made.append(result)
+        return result
+
+
+def test_convolutions_have_their_channels_last_and_results_lie_as_recorded() -> None:
+    torch.manual_seed(0)
+    sizes = ((2, 3, 8, 8), (8, 3, 3, 3), (8,), (8,), (8, 8, 3, 3))
+    given = [torch.randn(size) for size in sizes]
+    form = functional(features_and_gradients, *given)
+    built = build(form)
+    # The images and two weights, each once for forward and backward.
+    assert channels_last_clones(built) == ["input"] * 3
+    run = Watched(built.module, aten.convolution.default, aten.relu.default, aten.threshold_backward.default)
+    made = dict(zip(built.returned, run.run(*given)))
+    assert len(run.made) == 6
+    assert all(value.is_contiguous(memory_format=torch.channels_last) for value in run.made)
+    for number, value in zip(form.outputs, features_and_gradients(*given), strict=True):
+        torch.testing.assert_close(made[number], value, rtol=1e-4, atol=1e-4)
+        assert made[number].stride() == value.stride()
+
+
+def test_images_that_have_their_channels_last_are_taken_as_they_are() -> None:
+    images = torch.randn(2, 3, 8, 8).to(memory_format=torch.channels_last)
+    weight = torch.randn(4, 3, 3, 3).to(memory_format=torch.channels_last)
+    assert channels_last_clones(graph_of(lambda x, w: F.conv2d(x, w).relu(), images, weight)) == []
+
+
+def test_layouts_stay_as_recorded_where_a_call_depends_on_them() -> None:
+    def strided(images: Tensor, weight: Tensor) -> Tensor:
+        return torch.as_strided(F.conv2d(images, weight), (4,), (3,))
+
+    images, weight = torch.randn(2, 3, 8, 8), torch.randn(4, 3, 3, 3)
+    assert channels_last_clones(graph_of(strided, images, weight)) == []

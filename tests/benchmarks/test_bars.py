@@ -34,6 +34,7 @@ def results(inductor=0.2, torchscript=0.5, **others):
         "compile-optimizer": figures(0.4),
         "ltc-torchscript": figures(torchscript, **common),
         "ltc-inductor": figures(inductor, **common),
+        "ltc-jit-inductor": figures(inductor),
     }
     keys = ("a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "tiny", "rate")
     adds = {"ratio": 0.5, "torch_ltc_us": 2.0, "original_us": 4.0}

@@ -70,13 +70,13 @@ def test_backends_as_data(capsys: Printed, monkeypatch: pytest.MonkeyPatch) -> N
     assert first == {
         "name": "interpreter",
         "current": True,
-        "default": False,
+        "measured": None,
         "origin": "built-in",
         "form": "recorded",
         "devices": ["CPU0"],
         "error": None,
     }
-    assert (second["name"], second["current"], second["default"]) == ("torchscript", False, True)
+    assert (second["name"], second["current"], second["measured"]) == ("torchscript", False, "equal")
 
 
 # ---- bench ----------------------------------------------------------------------------------------------------------

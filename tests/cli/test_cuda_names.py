@@ -162,15 +162,28 @@ def test_what_pytorch_asks_for_itself_gets_the_true_answer() -> None:
     answers: dict[str, Any] = {}
     exec(compile("answer = torch.cuda.is_available()", torch.__file__, "exec"), {"torch": torch}, answers)
     assert answers["answer"] is False
-    with pytest.warns(UserWarning, match="CUDA is not available"):
-        scaler = torch.amp.GradScaler("cuda")
-    assert not scaler.is_enabled()
 
 
 def test_what_this_package_calls_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(buffer.settings, "device_type", "cuda")
     monkeypatch.setattr(buffer.settings, "device_ordinal", 2)
     assert buffer.physical_device().type == "cuda"
+
+
+def test_mixed_precision_is_the_devices() -> None:
+    layer = torch.nn.Linear(2, 2).cuda()
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    for scaler in (torch.amp.GradScaler(), torch.amp.GradScaler("cuda")):
+        for region in (torch.autocast("cuda"), torch.amp.autocast(device_type="cuda", dtype=torch.float16)):
+            with region:
+                assert torch.is_autocast_enabled()
+                out = layer(torch.ones(1, 2, device="cuda"))
+            assert out.dtype is torch.float16
+            scaler.scale(out.float().sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        assert scaler.is_enabled()
+    assert not torch.is_autocast_enabled()
 
 
 def test_a_training_step() -> None:

@@ -18,7 +18,6 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from torch_ltc import events
 from torch_ltc.cli.placement import placement
-from torch_ltc.errors import LtcError
 from torch_ltc.pytorch.patches import Patches
 
 Printed = pytest.CaptureFixture[str]
@@ -390,13 +389,17 @@ def test_an_array_is_refused_for_what_the_cpu_refuses() -> None:
 
 
 @pytest.mark.usefixtures("placed")
-def test_autocast_of_the_cpu_is_refused() -> None:
-    refused = r"autocast of the CPU does not reach what is on ltc\n  recorded at .*test_placement"
-    with pytest.raises(LtcError, match=refused), torch.autocast("cpu", torch.bfloat16):
-        pass
-    assert not torch.is_autocast_enabled("cpu")
-    with torch.autocast("cpu", enabled=False):
-        pass
+def test_autocast_of_the_cpu_holds_for_the_device() -> None:
+    layer, x = linear(), torch.ones(1, 3)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert layer(x).dtype is torch.bfloat16
+        assert layer(x).device.type == "ltc"
+        with torch.autocast("cpu", enabled=False):
+            assert layer(x).dtype is torch.float32
+        assert layer(x).dtype is torch.bfloat16
+        assert (x @ x.T).dtype is torch.bfloat16
+    assert layer(x).dtype is torch.float32
+    assert not torch.is_autocast_enabled("ltc")
 
 
 @pytest.mark.usefixtures("placed")

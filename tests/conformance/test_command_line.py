@@ -90,8 +90,8 @@ def test_backends_are_listed_with_the_current_one_marked(tmp_path: Path, monkeyp
     done = run_python("-m", "torch_ltc", "backends", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     rows = [line.split() for line in done.stdout.splitlines()]
-    assert ["*", "interpreter", "recorded", "CPU0", "built-in"] in rows
-    assert ["torchscript", "(default)", "recorded", "CPU0", "built-in"] in rows
+    assert ["*", "interpreter", "-", "recorded", "CPU0", "built-in"] in rows
+    assert ["torchscript", "equal", "recorded", "CPU0", "built-in"] in rows
 
 
 def test_an_unknown_name_lists_the_known_ones(capsys: Printed) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,6 +17,8 @@ import torch_ltc
 from tests.support.backends import FunctionalBackend, SymbolicBackend, record, registered
 from tests.support.lines import marked
 from torch_ltc.config import settings
+from torch_ltc.debug import history as history_module
+from torch_ltc.debug.causes import Compared
 from torch_ltc.debug.explain import explain_recording
 from torch_ltc.debug.first_difference import first_difference
 from torch_ltc.debug.history import history
@@ -508,3 +510,26 @@ def test_unknown_lines_are_left_out() -> None:
     blank = replace(row, explanation=replace(row.explanation, source=UNKNOWN))
     text = explain_recording(replace(a_recording(), compiles=(blank,)), last="compile")
     assert "unknown" not in text
+
+
+def test_programs_are_compared_only_where_the_comparison_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[int] = []
+    explain_new = history_module.explain_new
+
+    def counting(own: Compared, known: Sequence[Compared]) -> Explanation:
+        compared.append(own.identity)
+        return explain_new(own, known)
+
+    monkeypatch.setattr(history_module, "explain_new", counting)
+    x = torch.ones(2, device="ltc")
+    for count in range(1, 9):
+        y = x
+        for _ in range(count):
+            y = y + 1
+        torch_ltc.sync(wait=True)
+    identity = history.recording(texts=False, causes=False).programs[-1].identity
+    torch_ltc.explain()
+    assert compared == []
+    for text in (torch_ltc.explain(y), torch_ltc.explain(identity), torch_ltc.explain(last="sync")):
+        assert "it was new because:" in text
+    assert compared == [identity]

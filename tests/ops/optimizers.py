@@ -15,7 +15,7 @@ ONE_BY_ONE = ("Adafactor",)
 """Optimizers whose default form is the same on every device."""
 SHAPES = ((3, 4), (4,), (), (2, 2, 3))
 
-KNOWN_GAPS: dict[str, str] = {"SparseAdam": "no sparse tensors on the device"}
+KNOWN_GAPS: dict[str, str] = {}
 """Optimizers that differ, with the reason of each."""
 
 

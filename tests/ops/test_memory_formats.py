@@ -12,10 +12,6 @@ from torch_ltc.testing.placement import Arguments, leaves, place, tensors_in, tr
 
 CHUNKS = 4
 FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
-# Known differences, with the reason.
-GAPS = {
-    "nn.GroupNorm": "autograd's formula makes the input row-major for every device but the CPU",
-}
 # Their parameters are not there yet when they are moved to the device.
 LEFT_OUT = ("nn.Lazy",)
 
@@ -51,7 +47,7 @@ def strides(info: Any, given: Any, training: bool, device: str) -> list[tuple[in
 
 @pytest.mark.parametrize("chunk", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, CHUNKS))])
 def test_modules_keep_the_memory_format_of_images(chunk: int) -> None:
-    cases, wrong, shown = 0, [], set()
+    cases, wrong = 0, []
     infos = [each for each in MODULES[chunk::CHUNKS] if not each.name.startswith(LEFT_OUT)]
     with warnings.catch_warnings(), settings.scope(backend="interpreter", fallback="allow"):
         warnings.simplefilter("ignore")
@@ -71,10 +67,7 @@ def test_modules_keep_the_memory_format_of_images(chunk: int) -> None:
                     continue
                 cases += 1
                 actual = strides(info, given, chunk % 2 == 0, "ltc")
-                if expected != actual and info.name in GAPS:
-                    shown.add(info.name)
-                elif expected != actual:
+                if expected != actual:
                     wrong.append(f"{info.name} {number}: {actual} instead of {expected}")
     assert not wrong, "\n".join(wrong)
-    assert shown == {info.name for info in infos} & set(GAPS)
     assert cases > 10

@@ -15,8 +15,11 @@ import torch
 
 import torch_ltc
 from tests.pytorch import harness
+from tests.pytorch._lazy import mark_step
 from tests.pytorch.records import Record
-from torch_ltc import extract_compiled_graph
+from torch_ltc import extract_compiled_graph, metrics
+from torch_ltc.compile.program_cache import CachedProgram
+from torch_ltc.execute.sync import program_synced
 
 
 def load(path: Path) -> ModuleType:
@@ -63,7 +66,8 @@ def _install() -> None:
     parts = {"closure" if name == "closures" else name: getattr(torch_ltc, name) for name in names}
     parts["extract_compiled_graph"] = sys.modules[extract_compiled_graph.__module__]
     parts["ts_backend"] = _module("ts_backend", init=lambda: None)
-    package = _module("torch._lazy", **{**{name: getattr(torch_ltc, name) for name in torch_ltc.__all__}, **parts})
+    public = {name: getattr(torch_ltc, name) for name in torch_ltc.__all__}
+    package = _module("torch._lazy", **{**public, **parts, "mark_step": mark_step})
     package.__path__ = []
     sys.modules["torch._lazy"] = torch._lazy = package
     for name, part in parts.items():
@@ -74,7 +78,22 @@ def _install() -> None:
         _get_symbolic_shape_mode=lambda: True,
         _set_symbolic_shape_mode=lambda on: None,
     )
+    program_synced.add(_count_reused)
     torch._C._lazy_ts_backend = SimpleNamespace(_get_latest_computation_graph=_latest_graph)
+
+
+_synced: set[int] = set()
+
+
+def _count_reused(entry: CachedProgram) -> None:
+    """Count the calls of a program that was synced before as the original counts nodes of its graph that it reuses."""
+    if entry.program.identity not in _synced:
+        _synced.add(entry.program.identity)
+        return
+    for name, n in entry.op_counts.items():
+        plain, _, overload = name.removeprefix("aten::").partition(".")
+        node = "".join(word.capitalize() for word in [*plain.split("_"), overload])
+        metrics.count(f"IrNodeReused_torch::lazy::{node}", n)
 
 
 def _module(name: str, **contents: object) -> ModuleType:

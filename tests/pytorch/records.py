@@ -56,6 +56,8 @@ class Record:
         return cls(**{**values, "outcome": Outcome(values["outcome"])})
 
 
-def chosen(names: Sequence[str], sample: int, seed: int) -> list[str]:
-    """Some tests of a file, by seed; all of them where `sample` is 0 or there are no more."""
-    return sorted(random.Random(seed).sample(names, sample) if 0 < sample < len(names) else names)
+def chosen(names: Sequence[str], sample: int, seeds: Sequence[int]) -> list[str]:
+    """Some tests of a file, `sample` by each seed; all of them where `sample` is 0 or there are no more."""
+    if not 0 < sample < len(names):
+        return sorted(names)
+    return sorted({name for seed in seeds for name in random.Random(seed).sample(names, sample)})

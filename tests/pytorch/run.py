@@ -48,7 +48,7 @@ class Runner:
     source: Path
     results: Path
     sample: int
-    seed: int
+    seeds: tuple[int, ...]
     time_limit_s: float
     again: frozenset[str]
     """Outcomes of earlier runs that are not kept."""
@@ -59,8 +59,9 @@ class Runner:
         sample = 0 if whole else self.sample
         if not listed.exists():
             # Loading a file may take long: the process that lists its tests begins with them.
-            self._batch(file, (), journal, "--names", str(listed), "--sample", str(sample), "--seed", str(self.seed))
-        names = chosen(listed.read_text().split(), sample, self.seed)
+            seeds = map(str, self.seeds)
+            self._batch(file, (), journal, "--names", str(listed), "--sample", str(sample), "--seed", *seeds)
+        names = chosen(listed.read_text().split(), sample, self.seeds)
         done = _records(journal)
         todo = [name for name in names if name not in done or done[name].outcome.value in self.again]
         if todo and self.again:
@@ -139,13 +140,13 @@ def _records(journal: Path) -> dict[str, Record]:
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     version = (options.source / "version.txt").read_text().strip()
-    results = options.results / f"{version}-seed{options.seed}"
+    results = options.results / version
     results.mkdir(parents=True, exist_ok=True)
     runner = Runner(
         options.source.resolve(),
         results.resolve(),
         options.sample,
-        options.seed,
+        tuple(options.seed),
         options.time_limit,
         frozenset(options.again),
     )
@@ -181,7 +182,8 @@ def _extent(options: argparse.Namespace) -> str:
     if options.whole:
         return "every test"
     files = "each file" if options.quick else f"each file from `{SAMPLED[0]}` on but those of `lazy/`"
-    return f"up to {options.sample} tests of {files}, seed {options.seed}"
+    seeds = ", ".join(map(str, options.seed))
+    return f"up to {options.sample} tests of {files} by each of the seeds {seeds}"
 
 
 def _counts(records: Iterable[Record]) -> str:
@@ -196,7 +198,7 @@ def _parser() -> argparse.ArgumentParser:
         "--file", action="append", metavar="NAME", help="a file under its folder test, as test_torch; repeatable"
     )
     parser.add_argument("--sample", type=int, default=500, metavar="N", help="tests of each file that is sampled (500)")
-    parser.add_argument("--seed", type=int, default=1, help="of the samples (1)")
+    parser.add_argument("--seed", type=int, nargs="+", default=[1], help="of the samples, each adds its own (1)")
     parser.add_argument("--whole", action="store_true", help="every test of every file")
     parser.add_argument("--quick", action="store_true", help="a sample of every file")
     parser.add_argument(

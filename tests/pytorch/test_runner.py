@@ -72,7 +72,7 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> run.Runner:
     (source / "test" / "lazy").mkdir(parents=True)
     (source / "test" / "test_things.py").write_text(TESTS)
     (source / "test" / "lazy" / "test_small.py").write_text(LAZY_TESTS)
-    return run.Runner(source, results, sample=500, seed=1, time_limit_s=8.0, again=frozenset())
+    return run.Runner(source, results, sample=500, seeds=(1,), time_limit_s=8.0, again=frozenset())
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +100,7 @@ def test_each_test_has_its_own_outcome(records: dict[str, Record]) -> None:
 
 @pytest.mark.slow
 def test_results_of_an_earlier_run_are_kept(runner: run.Runner, records: dict[str, Record]) -> None:
-    broken = run.Runner(Path("gone"), runner.results, sample=500, seed=1, time_limit_s=8.0, again=frozenset())
+    broken = run.Runner(Path("gone"), runner.results, sample=500, seeds=(1,), time_limit_s=8.0, again=frozenset())
     assert len(broken.run("test_things", whole=True)) == len(records)
     # Half a line, and a test that had begun: what a run that was killed leaves behind.
     with (runner.results / "test_things.jsonl").open("a") as journal:
@@ -110,13 +110,14 @@ def test_results_of_an_earlier_run_are_kept(runner: run.Runner, records: dict[st
 
 @pytest.mark.slow
 def test_sample_follows_the_seed(runner: run.Runner, records: dict[str, Record]) -> None:
-    def sample(seed: int) -> list[str]:
-        few = run.Runner(Path("gone"), runner.results, sample=4, seed=seed, time_limit_s=8.0, again=frozenset())
+    def sample(*seeds: int) -> list[str]:
+        few = run.Runner(Path("gone"), runner.results, sample=4, seeds=seeds, time_limit_s=8.0, again=frozenset())
         return [record.name for record in few.run("test_things", whole=False)]
 
     assert len(sample(1)) == 4
     assert sample(1) == sample(1)
     assert sample(1) != sample(2)
+    assert sample(1, 2) == sorted({*sample(1), *sample(2)})
 
 
 @pytest.mark.slow

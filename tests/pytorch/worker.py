@@ -30,7 +30,7 @@ def main() -> None:
     parser.add_argument("--time-limit", type=float, required=True)
     parser.add_argument("--names", type=Path, help="write the names of all tests to this file")
     parser.add_argument("--sample", type=int, default=0)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, nargs="*", default=())
     options = parser.parse_args()
     names = sys.stdin.read().split()
     torch.set_num_threads(1)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -11,10 +13,15 @@ from torch import Tensor, nn
 import torch_ltc
 from tests.support.graphs import StandInGraphs
 from torch_ltc import metrics
+from torch_ltc.backends import interpreter
 from torch_ltc.config import settings
 from torch_ltc.debug.history import history
-from torch_ltc.events import CaptureEvent, ExecuteEvent, subscribe
+from torch_ltc.errors import LtcWarning
+from torch_ltc.events import CaptureEvent, ExecuteEvent, GraphsDroppedEvent, subscribe
 from torch_ltc.execute import capture
+from torch_ltc.execute.graph_cache import graph_cache
+from torch_ltc.lowering.interface import Arguments
+from torch_ltc.program.instruction import Call
 
 
 @pytest.fixture
@@ -24,6 +31,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandInGraphs]:
     monkeypatch.setitem(capture._by_device, "cpu", made)
     torch_ltc.ir_cache.reset()
     history.clear()
+    monkeypatch.setattr(graph_cache, "_warned", False)
     with settings.scope(backend="interpreter"):
         yield made
         torch_ltc.sync(wait=True)
@@ -85,6 +93,33 @@ def test_training_is_equal_to_eager(name: str, graphs: StandInGraphs, seen: list
     assert "captured as" in str(torch_ltc.explain())
 
 
+def test_calls_with_changing_numbers_leave_the_rest_captured(
+    graphs: StandInGraphs, seen: list[CaptureEvent | ExecuteEvent], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The calls of an optimizer that works on one tensor at a time are not worth graphs; forward and backward are one.
+    monkeypatch.setattr(capture, "_MOST_GRAPHS", 2)
+    monkeypatch.setattr(capture, "_MANY_GRAPHS", 2)
+    monkeypatch.setattr(capture, "_LEAST_OPERANDS", 12)
+    make: Callable[[nn.Module], torch.optim.Optimizer] = lambda model: torch.optim.AdamW(  # noqa: E731
+        model.parameters(), lr=0.01, foreach=False
+    )
+    expected = train("cpu", make)
+    got = train("ltc", make)
+    assert all(torch.equal(a, b) for a, b in zip(expected, got, strict=True))
+    assert {event.graphs for event in captures(seen)} == {1}
+    assert "calls between graphs" in captures(seen)[0].text
+
+
+def test_a_program_of_calls_that_cannot_be_captured_is_left_alone(
+    graphs: StandInGraphs, seen: list[CaptureEvent | ExecuteEvent]
+) -> None:
+    x = torch.ones(3).to("ltc")
+    for step in range(8):
+        assert (x * float(step)).tolist() == [step] * 3
+    assert [event.graphs for event in captures(seen)] == [0]
+    assert re.search(r"aten::mul.* at .*test_capture.py:\d+.*: all of its calls", captures(seen)[0].refusal)
+
+
 def test_an_output_that_is_still_held_keeps_its_value(graphs: StandInGraphs) -> None:
     kept, expected = [], []
     for step in range(10):
@@ -94,7 +129,7 @@ def test_an_output_that_is_still_held_keeps_its_value(graphs: StandInGraphs) -> 
         kept.append(y)
         expected.append([2.0 * step + 1] * 3)
     assert [y.tolist() for y in kept] == expected
-    assert graphs.made
+    assert graphs.captures
 
 
 def test_an_output_that_is_read_while_the_next_execution_is_queued_has_its_value(graphs: StandInGraphs) -> None:
@@ -115,7 +150,7 @@ def test_a_value_that_goes_round_is_read_before_it_is_written(graphs: StandInGra
         torch_ltc.sync()
         expected = expected * 1.5 + expected.flip(0)
     assert torch.equal(state.cpu(), expected)
-    assert graphs.made
+    assert graphs.captures
 
 
 def test_inputs_that_move_and_are_written_are_written_where_they_are(graphs: StandInGraphs) -> None:
@@ -141,6 +176,8 @@ def test_a_call_that_cannot_be_captured_runs_between_graphs(
         assert torch.equal(y.cpu(), (torch.arange(5.0) + 1).cumsum(0).sqrt() + torch.arange(5.0)), step
     assert [(event.graphs, event.refusal) for event in captures(seen)] == [(2, "")]
     assert "1 calls between graphs" in captures(seen)[0].text
+    assert re.search(r"the first aten::cumsum at .*test_capture.py:\d+", captures(seen)[0].text)
+    assert re.search(r"captured as 2 graphs: .*aten::cumsum at .*; \d replays", str(torch_ltc.explain()))
 
 
 def test_random_numbers_are_those_of_the_seed_whatever_is_replayed(graphs: StandInGraphs) -> None:
@@ -152,7 +189,7 @@ def test_random_numbers_are_those_of_the_seed_whatever_is_replayed(graphs: Stand
         expected = draw(10)
     assert draw(10) == expected
     assert draw(10) == expected
-    assert graphs.made
+    assert graphs.captures
 
 
 def test_nothing_is_captured_when_it_is_off(graphs: StandInGraphs) -> None:
@@ -160,4 +197,85 @@ def test_nothing_is_captured_when_it_is_off(graphs: StandInGraphs) -> None:
         x = torch.ones(3, device="ltc")
         for _ in range(6):
             (x * 5).tolist()
-    assert not graphs.made
+    assert not graphs.captures
+
+
+# ---- memory ---------------------------------------------------------------------------------------------------------
+
+
+def run_often(factor: float, times: int = 6) -> None:
+    """Run one of several programs, often enough to be captured."""
+    shape = int(factor)
+    x = torch.ones(shape).to("ltc")
+    for _ in range(times):
+        assert (x * 2 + x).tolist() == [3.0] * shape
+        torch_ltc.sync(wait=True)
+
+
+def test_graphs_that_were_not_used_for_longest_are_dropped(graphs: StandInGraphs) -> None:
+    dropped: list[GraphsDroppedEvent] = []
+    stop = subscribe(dropped.append, GraphsDroppedEvent)
+    with settings.scope(graph_bytes=2500):
+        run_often(1)
+        run_often(2)
+        assert torch.ltc.memory_stats()["graphs.count"] == 2
+        assert torch.ltc.memory_stats()["graphs.bytes"] >= 2000
+        assert "in 2 captured programs" in torch.ltc.memory_summary()
+        run_often(1)
+        run_often(3)
+        assert graphs.alive() == 2
+        assert [(event.programs, event.reason) for event in dropped] == [(1, "the setting graph_bytes")]
+        captures = graphs.captures
+        run_often(1)
+        assert graphs.captures == captures
+        # The one that was dropped is left alone for a while, and captured again when it goes on running.
+        run_often(2)
+        assert graphs.captures == captures
+        run_often(2, 30)
+        assert graphs.captures == captures + 1
+    stop()
+    assert metrics.counter_value("GraphDropped") >= 2
+
+
+def test_graphs_of_programs_that_are_forgotten_hold_no_memory(graphs: StandInGraphs) -> None:
+    run_often(1)
+    assert graphs.alive() == 1
+    torch_ltc.ir_cache.reset()
+    torch_ltc.sync(wait=True)
+    assert graphs.alive() == 0
+    assert torch.ltc.memory_stats()["graphs.count"] == 0
+
+
+def test_capturing_without_memory_drops_other_graphs_and_says_so_once(graphs: StandInGraphs) -> None:
+    graphs.room_bytes = 1000
+    run_often(1)
+    with pytest.warns(LtcWarning, match="graphs of 1 programs .* were dropped"):
+        run_often(2)
+    assert graphs.alive() == 1
+    run_often(3)
+    assert graphs.alive() == 1
+
+
+def test_a_program_whose_graphs_never_fit_is_left_alone(
+    graphs: StandInGraphs, seen: list[CaptureEvent | ExecuteEvent]
+) -> None:
+    graphs.room_bytes = 10
+    run_often(1, 12)
+    assert [event.refusal for event in captures(seen)] == ["there is no memory for its graphs"]
+
+
+def test_a_call_without_memory_drops_graphs_and_runs_again(
+    graphs: StandInGraphs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_often(1)
+    run = interpreter.run_recorded_call
+
+    def scarce(call: Call, values: list[Any], arguments: Arguments) -> None:
+        if call.name == "aten::sqrt" and graphs.alive():
+            raise torch.OutOfMemoryError("no room")
+        run(call, values, arguments)
+
+    monkeypatch.setattr(interpreter, "run_recorded_call", scarce)
+    with pytest.warns(LtcWarning, match="graphs of 1 programs"):
+        assert torch.full((2,), 4.0).to("ltc").sqrt().tolist() == [2.0, 2.0]
+    assert graphs.alive() == 0

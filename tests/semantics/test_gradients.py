@@ -314,3 +314,32 @@ def test_a_list_operator_that_spoils_what_backward_needs_is_found() -> None:
         y.sum().backward()
     with torch.inference_mode():
         torch._foreach_add_([torch.ones(2, device="ltc")], 1.0)
+
+
+@pytest.mark.parametrize("affine", [False, True])
+@pytest.mark.parametrize("size", [(2, 6, 5, 7), (2, 6, 4, 5, 3)])
+@pytest.mark.parametrize("again", [False, True])
+def test_gradients_of_group_norm_in_channels_last(size: tuple[int, ...], affine: bool, again: bool) -> None:
+    memory_format = torch.channels_last if len(size) == 4 else torch.channels_last_3d
+    module = nn.GroupNorm(3, 6, affine=affine)
+    images = torch.randn(size).contiguous(memory_format=memory_format)
+    weights = torch.randn(size)
+
+    def gradients(device: str) -> list[Tensor]:
+        moved, x = copy.deepcopy(module).to(device), images.to(device).requires_grad_()
+        out = moved(x)
+        made = torch.autograd.grad(out, [x, *moved.parameters()], weights.to(device), create_graph=again)
+        return [out, *made, *(torch.autograd.grad(made[0].square().sum(), x) if again else ())]
+
+    for ours, expected in zip(gradients("ltc"), gradients("cpu"), strict=True):
+        assert_same(ours, expected)
+        assert ours.stride() == expected.stride()
+
+
+def test_group_norm_in_channels_last_below_function_transforms() -> None:
+    images = torch.randn(2, 4, 3, 3).contiguous(memory_format=torch.channels_last)
+
+    def loss(x: Tensor) -> Tensor:
+        return nn.functional.group_norm(x, 2).square().sum()
+
+    torch.testing.assert_close(torch.func.grad(loss)(lazy(images)).cpu(), torch.func.grad(loss)(images))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import itertools
 import random
@@ -264,6 +265,92 @@ def test_a_tensor_that_is_captured_and_bound_to_another_is_seen() -> None:
     assert function(y).tolist() == [20.0, 20.0]
 
 
+def test_a_tensor_that_is_bound_to_an_equal_one_is_seen() -> None:
+    state = {"x": torch.ones(1).to("ltc")}
+    function = torch_ltc.jit(lambda y: state["x"] + y)
+    y = torch.ones(1).to("ltc")
+    for _ in range(4):
+        assert function(y).tolist() == [2.0]
+    state["x"] = torch.ones(1).to("ltc")
+    assert function(y).tolist() == [2.0]
+    state["x"].add_(5)
+    assert function(y).tolist() == [7.0]
+
+
+def test_a_tensor_whose_shape_changes_in_place_is_seen() -> None:
+    table = torch.arange(4.0).view(2, 2).to("ltc")
+    function = torch_ltc.jit(lambda y: table @ y)
+    y = torch.tensor([1.0, 0.0]).to("ltc")
+    for _ in range(4):
+        assert function(y).tolist() == [0.0, 2.0]
+    table.t_()
+    for _ in range(4):
+        assert function(y).tolist() == [0.0, 1.0]
+
+
+def test_a_parameter_that_is_frozen_or_thawed_is_seen() -> None:
+    layers = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1)).to("ltc")
+    optimizer = torch.optim.SGD(layers.parameters(), lr=0.1)
+
+    @torch_ltc.jit
+    def step(x: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss = layers(x).sum()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    x = torch.ones(1, 2).to("ltc")
+    for _ in range(5):
+        step(x)
+    frozen = layers[0].weight
+    layers[0].requires_grad_(False)
+    frozen.grad = layers[0].bias.grad = None
+    before = frozen.tolist()
+    for _ in range(5):
+        step(x)
+    assert frozen.tolist() == before
+    layers[0].requires_grad_(True)
+    for _ in range(5):
+        step(x)
+    assert frozen.tolist() != before
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [((1.0, -1.0), (1.0, -1.0)), ((0.0, -0.0), (0.0, -0.0)), ((True, 2, True), (1.0, 2.0, 1.0))],
+)
+def test_a_number_in_a_container_that_changes_is_seen(values: tuple[float, ...], expected: tuple[float, ...]) -> None:
+    options = {"scale": values[0]}
+    function = torch_ltc.jit(lambda x: x * options["scale"])
+    x = torch.ones(1).to("ltc")
+    for value, wanted in zip(values, expected, strict=True):
+        options["scale"] = value
+        for _ in range(4):
+            assert str(function(x).tolist()[0]) == str(wanted)
+
+
+def test_a_number_that_changes_its_type_is_seen() -> None:
+    options: dict[str, Any] = {"scale": 1}
+    function = torch_ltc.jit(lambda x: x * options["scale"])
+    x = torch.ones(1, dtype=torch.int64).to("ltc")
+    for _ in range(4):
+        assert function(x).dtype is torch.int64
+    options["scale"] = 1.0
+    assert function(x).dtype is torch.float32
+
+
+def test_a_set_whose_contents_change_is_seen() -> None:
+    chosen = {0, 1}
+    function = torch_ltc.jit(lambda x: x[sorted(chosen)[0]] * 2)
+    x = torch.arange(4.0).to("ltc")
+    for _ in range(4):
+        assert function(x).item() == 0.0
+    chosen.remove(0)
+    chosen.add(3)
+    assert function(x).item() == 2.0
+
+
 def test_gradients_are_accumulated_as_in_eager() -> None:
     results = {}
     for device in ("cpu", "ltc"):
@@ -445,3 +532,156 @@ def test_explain_says_what_became_of_the_calls() -> None:
     text = function.explain()
     assert "2 recorded, 3 replayed" in text
     assert "1 inputs are arguments" in text
+
+
+class _Made(dict[str, type]):
+    def __getitem__(self, key: str) -> object:
+        return super().__getitem__(key)()
+
+
+_made = _Made(relu=nn.ReLU)
+
+
+def test_a_mapping_that_makes_its_values_is_no_state() -> None:
+    function = torch_ltc.jit(lambda x: _made["relu"](x) + 1)  # type: ignore[operator]
+    x = torch.ones(2).to("ltc")
+    for _ in range(4):
+        assert function(x).tolist() == [2.0, 2.0]
+    assert counts(function) == (2, 2)
+
+
+def test_gradients_stay_in_place_unless_someone_holds_them() -> None:
+    layer = nn.Linear(3, 2).to("ltc")
+
+    @torch_ltc.jit
+    def step(x: Tensor) -> Tensor:
+        layer.zero_grad()
+        loss = layer(x).sum()
+        loss.backward()
+        return loss
+
+    for scale in range(1, 5):
+        step(torch.full((1, 3), float(scale)).to("ltc"))
+    kept = layer.weight.grad
+    step(torch.full((1, 3), 5.0).to("ltc"))
+    assert layer.weight.grad is not kept
+    assert kept is not None
+    view = layer.weight.grad.view(-1)
+    assert kept.tolist() == [[4.0] * 3] * 2
+    del kept
+    step(torch.full((1, 3), 6.0).to("ltc"))
+    assert view.tolist() == [5.0] * 6
+    del view
+    identity = id(layer.weight.grad)
+    step(torch.full((1, 3), 7.0).to("ltc"))
+    assert id(layer.weight.grad) == identity
+    assert layer.weight.grad.tolist() == [[7.0] * 3] * 2
+    assert counts(step)[1] >= 5
+
+
+def test_a_hook_that_is_added_is_seen() -> None:
+    layer = nn.Linear(2, 1).to("ltc")
+    function = torch_ltc.jit(lambda x: layer(x) * 1)
+    x = torch.ones(1, 2).to("ltc")
+    with torch.no_grad():
+        for _ in range(4):
+            expected = function(x).item()
+        layer.register_forward_hook(lambda module, args, result: result + 10)
+        assert function(x).item() == pytest.approx(expected + 10)
+        layer._forward_hooks = type(layer._forward_hooks)()
+        assert function(x).item() == expected
+
+
+# ---- attributes of objects ------------------------------------------------------------------------------------------
+
+
+class _Options:
+    """An object with attributes, one of which a function may use."""
+
+    default = 1.0
+
+    def __init__(self) -> None:
+        self.scale = 2.0
+        self.calls = 0
+        self.log: list[float] = []
+
+    @property
+    def doubled(self) -> float:
+        return self.scale * 2
+
+    def scaled(self, x: Tensor) -> Tensor:
+        return x * self.scale
+
+    def report(self) -> int:
+        return self.calls
+
+
+class _Helper:
+    def __init__(self, options: _Options) -> None:
+        self.options = options
+
+    def apply(self, x: Tensor) -> Tensor:
+        return x * self.options.scale
+
+
+def _scale_by(options: _Options, x: Tensor) -> Tensor:
+    return x * options.scale
+
+
+def test_attributes_that_the_code_does_not_name_may_change() -> None:
+    options = _Options()
+    function = torch_ltc.jit(lambda x: x * options.scale)
+    x = torch.ones(2).to("ltc")
+    for _ in range(6):
+        assert function(x).tolist() == [2.0, 2.0]
+        options.calls += 1
+        options.log.append(1.0)
+    assert counts(function) == (2, 4)
+    options.scale = 5.0
+    assert function(x).tolist() == [5.0, 5.0]
+
+
+@pytest.mark.parametrize("way", ["method", "property", "class", "partial", "getattr", "bound"])
+def test_attributes_are_seen_by_whatever_way_they_are_read(way: str) -> None:
+    options = _Options()
+    ways: dict[str, Callable[[Tensor], Tensor]] = {
+        "method": lambda x: options.scaled(x),
+        "property": lambda x: x * options.doubled / 2,
+        "class": lambda x: _Helper(options).apply(x),
+        "partial": functools.partial(_scale_by, options),
+        "getattr": lambda x: x * getattr(options, "sca" + "le"),
+        "bound": options.scaled,
+    }
+    function = torch_ltc.jit(ways[way])
+    x = torch.ones(2).to("ltc")
+    for _ in range(4):
+        assert function(x).tolist() == [2.0, 2.0]
+    assert counts(function)[1] >= 2
+    options.scale = 5.0
+    assert function(x).tolist() == [5.0, 5.0]
+
+
+def test_an_attribute_that_hides_one_of_the_class_is_seen() -> None:
+    options = _Options()
+    function = torch_ltc.jit(lambda x: x * options.default)
+    x = torch.ones(2).to("ltc")
+    for _ in range(4):
+        assert function(x).tolist() == [1.0, 1.0]
+    options.default = 3.0
+    assert function(x).tolist() == [3.0, 3.0]
+
+
+def test_a_shape_that_the_function_changes_in_place_is_recorded() -> None:
+    table = torch.arange(4.0).view(2, 2).to("ltc")
+    expected = torch.arange(4.0).view(2, 2)
+
+    def turn(x: Tensor) -> Tensor:
+        table.t_()
+        return table @ x
+
+    function = torch_ltc.jit(turn)
+    x = torch.tensor([1.0, 0.0])
+    for _ in range(5):
+        expected.t_()
+        assert torch.equal(function(x.to("ltc")).cpu(), expected @ x)
+    assert "changes the shape of table in place" in reason(function)

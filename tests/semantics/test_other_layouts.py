@@ -1,4 +1,4 @@
-"""Sparse, nested and quantized tensors: they live on the physical device, or are refused with the way round."""
+"""Sparse, nested and quantized tensors: on the device, on the physical device, or refused with the way round."""
 
 from __future__ import annotations
 
@@ -69,15 +69,86 @@ def test_quantized_tensors_live_on_the_physical_device() -> None:
         assert_same(ours.dequantize(), quantize(x).dequantize())
 
 
+def assert_same_sparse(ours: Tensor, expected: Tensor) -> None:
+    assert ours.device.type == "ltc"
+    assert ours.layout is expected.layout is torch.sparse_coo
+    assert ours.is_coalesced() == expected.is_coalesced()
+    assert (ours.sparse_dim(), ours.dense_dim()) == (expected.sparse_dim(), expected.dense_dim())
+    assert_same(ours._indices(), expected._indices())
+    assert_same(ours._values(), expected._values())
+
+
 @pytest.mark.parametrize("layer", [nn.Embedding, nn.EmbeddingBag])
-def test_sparse_gradients_of_embeddings_are_refused_with_the_way_round(layer: type[nn.Module]) -> None:
-    table = layer(5, 3, sparse=True).to("ltc")
-    loss = table(torch.tensor([[1, 2]], device="ltc")).sum()
-    with pytest.raises(UnsupportedLayoutError, match=r"sparse=False(.|\n)*SparseAdam"):
-        loss.backward()
-    dense = layer(5, 3).to("ltc")
-    dense(torch.tensor([[1, 2]], device="ltc")).sum().backward()
-    assert dense.weight.grad.shape == (5, 3)
+def test_gradients_of_embeddings_may_be_sparse(layer: type[nn.Module]) -> None:
+    table = layer(5, 3, sparse=True)
+    ours = copy.deepcopy(table).to("ltc")
+    index = torch.tensor([[1, 2], [1, 4]])
+    for _ in range(2):
+        table(index).sum().backward()
+        ours(lazy(index)).sum().backward()
+        assert_same_sparse(ours.weight.grad, table.weight.grad)
+    for module in (table, ours):
+        torch.optim.SparseAdam(module.parameters(), lr=0.1).step()
+    assert_same(ours.weight, table.weight)
+
+
+def sparse_pair() -> tuple[Tensor, Tensor]:
+    indices, values = torch.tensor([[0, 2, 2], [1, 0, 0]]), torch.tensor([2.0, 3.0, 4.0])
+    ours = torch.sparse_coo_tensor(lazy(indices), lazy(values), (3, 3))
+    return ours, torch.sparse_coo_tensor(indices, values, (3, 3))
+
+
+SPARSE: dict[str, Callable[[Tensor], Tensor]] = {
+    "clone": torch.clone,
+    "coalesce": lambda t: t.coalesce(),
+    "in place": lambda t: t.mul_(2),
+    "added in place": lambda t: t.add_(t.clone()),
+    "values written": lambda t: (t._values().mul_(5), t)[1],
+    "dtype": lambda t: t.to(torch.float64),
+    "transpose": lambda t: t.transpose(0, 1),
+    "resized": lambda t: t.sparse_resize_((4, 4), 2, 0),
+    "zeroed": lambda t: t.zero_(),
+    "divided": lambda t: t / 4,
+    "copied": lambda t: torch.zeros_like(t).copy_(t),
+}
+
+
+@pytest.mark.parametrize("name", SPARSE)
+def test_sparse_tensors_of_the_device(name: str) -> None:
+    for ours, expected in (sparse_pair(), (sparse_pair()[1].to("ltc"), sparse_pair()[1])):
+        assert_same_sparse(SPARSE[name](ours), SPARSE[name](expected))
+        assert_same(ours.to_dense(), expected.to_dense())
+        assert_same(ours.cpu().to_dense(), expected.to_dense())
+
+
+@pytest.mark.parametrize("layout", [torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc])
+def test_compressed_sparse_tensors_of_the_device(layout: torch.layout) -> None:
+    x = torch.eye(4).mul(3)
+    blocks = (2, 2) if layout in (torch.sparse_bsr, torch.sparse_bsc) else None
+    ours, expected = (t.to_sparse(layout=layout, blocksize=blocks) for t in (lazy(x), x))
+    for sparse in (ours, expected.to("ltc"), ours.clone(), ours.to(torch.float64).to(torch.float32)):
+        assert sparse.device.type == "ltc"
+        assert sparse.layout is layout
+        assert_same(sparse.values(), expected.values())
+        assert_same(sparse.to_dense(), x)
+        assert_same(sparse.cpu().to_dense(), x)
+
+
+def test_views_of_sparse_tensors_are_those_of_the_cpu() -> None:
+    ours, expected = sparse_pair()
+    assert_same_sparse(ours.unsqueeze(0), expected.unsqueeze(0))
+    assert_same_sparse(torch.cat([ours, ours]), torch.cat([expected, expected]))
+
+
+def test_a_sparse_tensor_of_the_device_goes_through_autograd() -> None:
+    x = torch.eye(3)
+    results = []
+    for leaf in (lazy(x).requires_grad_(), x.clone().requires_grad_()):
+        (leaf.to_sparse() * 2).to_dense().square().sum().backward()
+        results.append(leaf.grad)
+    assert_same(*results)
+    ours, expected = sparse_pair()
+    assert_same(torch.ones(3, 3, device="ltc").add_(ours), torch.ones(3, 3).add_(expected))
 
 
 def test_strided_nested_tensors_are_refused_with_the_way_round() -> None:
@@ -115,4 +186,41 @@ def test_a_transformer_encoder_with_a_padding_mask(grad: Callable[[], torch.no_g
     with grad(), settings.scope(fallback="error"):
         expected = encoder(x, src_key_padding_mask=padding)
         got = ours(lazy(x), src_key_padding_mask=lazy(padding))
-    torch.testing.assert_close(got.cpu()[~padding], expected[~padding])
+    assert_same(got, expected)
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+@pytest.mark.parametrize("mask_check", [False, True])
+def test_padded_positions_of_an_evaluated_transformer_encoder_are_zero(activation: str, mask_check: bool) -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, activation=activation)
+    encoder = nn.TransformerEncoder(layer, 2, nn.LayerNorm(8), mask_check=mask_check).eval()
+    ours = copy.deepcopy(encoder).to("ltc")
+    x, left = torch.randn(2, 5, 8), torch.tensor([[False, False, False, True, True], [False] * 4 + [True]])
+    with torch.inference_mode():
+        for padding in (left, left.flip(1), torch.zeros(2, 5).masked_fill(left, -torch.inf), left[:1].expand(2, 5)):
+            expected = encoder(x, src_key_padding_mask=padding)
+            assert_same(ours(lazy(x), src_key_padding_mask=lazy(padding)), expected)
+
+
+def test_a_padded_encoder_with_hooks_is_refused_as_nested_tensors_are() -> None:
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2).to("ltc").eval()
+    encoder.layers[1].norm1.register_forward_hook(lambda *_: None)
+    x, padding = torch.randn(2, 5, 8, device="ltc"), torch.zeros(2, 5, dtype=torch.bool, device="ltc")
+    with torch.no_grad(), pytest.raises(UnsupportedLayoutError, match="enable_nested_tensor=False"):
+        encoder(x, src_key_padding_mask=padding)
+
+
+@pytest.mark.parametrize("need_weights", [False, True])
+def test_attention_on_its_fast_path_with_masks(need_weights: bool) -> None:
+    attention = nn.MultiheadAttention(8, 2, batch_first=True).eval()
+    ours = copy.deepcopy(attention).to("ltc")
+    x, padding = torch.randn(2, 5, 8), torch.tensor([[False, False, False, True, True], [False] * 5])
+    causal = torch.ones(5, 5, dtype=torch.bool).triu(1)
+    device_x = lazy(x)
+    with torch.no_grad():
+        for mask in (None, causal):
+            expected = attention(x, x, x, padding, need_weights, mask)
+            got = ours(device_x, device_x, device_x, lazy(padding), need_weights, None if mask is None else lazy(mask))
+            assert_same(got[0], expected[0])
+            if need_weights:
+                assert_same(got[1], expected[1])

@@ -244,6 +244,21 @@ def test_a_known_program_is_loaded_at_its_first_execution(folder: Path) -> None:
     assert backends_of(seen) == ["interpreter", "torchscript"]
 
 
+def test_a_program_with_a_layout_is_loaded_the_next_time(folder: Path) -> None:
+    def run() -> torch.Tensor:
+        for _ in range(3):
+            made = torch.zeros(3, device="ltc", layout=torch.strided) + torch.full((3,), 2.0, device="ltc")
+            result = made.cpu()
+        torch_ltc.wait_for_compiles()
+        return result
+
+    first = run()
+    torch_ltc.ir_cache.reset()
+    with seen_events() as seen:
+        assert torch.equal(run(), first)
+    assert kinds(seen) == (0, 1)
+
+
 def test_damaged_files_are_compiled_again_and_replaced(folder: Path) -> None:
     first = train()
     files = sorted(folder.iterdir())

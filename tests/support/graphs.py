@@ -3,6 +3,7 @@ and replays them into the memory that the launch made."""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -44,13 +45,12 @@ class _TakesDown(TorchDispatchMode):
 class StandInGraph:
     """Operators that were taken down."""
 
-    def __init__(self, calls: list[tuple[Any, Any, Any, list[Any]]]) -> None:
+    def __init__(self, calls: list[tuple[Any, Any, Any, list[Any]]], pool: int) -> None:
         self._calls = calls
-        self.replays = 0
+        self.pool = pool
 
     def replay(self) -> None:
         """Run them again, in the same memory."""
-        self.replays += 1
         for func, args, kwargs, made in self._calls:
             for target, result in zip(made, tree_leaves(func(*args, **kwargs)), strict=True):
                 if isinstance(target, torch.Tensor) and target.data_ptr() != result.data_ptr():
@@ -58,17 +58,39 @@ class StandInGraph:
 
 
 class StandInGraphs:
-    """Captures on the CPU. Operators named in `refused` cannot be captured."""
+    """Captures on the CPU. Operators named in `refused` cannot be captured. Each graph holds `graph_bytes`, and
+    capturing raises when all that are alive would hold more than `room_bytes`."""
 
     def __init__(self, refused: frozenset[str] = frozenset()) -> None:
         self.refused = refused
-        self.made: list[StandInGraph] = []
+        # How many were made.
+        self.captures = 0
+        self.graph_bytes = 1000
+        self.room_bytes = 1 << 40
+        self._alive: weakref.WeakSet[StandInGraph] = weakref.WeakSet()
+        self._pools = 0
 
-    def pool(self) -> None:
-        """Memory is the allocator's."""
+    def pool(self) -> int:
+        """The number of a pool: memory is the allocator's."""
+        self._pools += 1
+        return self._pools
 
-    def capture(self, launch: Callable[[], None], generator: torch.Generator | None, pool: None) -> StandInGraph:
+    def size_bytes(self, pool: int) -> int:
+        """What the graphs in the pool are said to hold."""
+        return self.graph_bytes * sum(graph.pool == pool for graph in self._alive)
+
+    def total_bytes(self) -> int:
+        """What the device is said to have."""
+        return 2 * self.room_bytes
+
+    def alive(self) -> int:
+        """Graphs that were not dropped."""
+        return len(self._alive)
+
+    def capture(self, launch: Callable[[], None], generator: torch.Generator | None, pool: int) -> StandInGraph:
         """Take down what `launch` calls, and undo what it did."""
+        if (self.alive() + 1) * self.graph_bytes > self.room_bytes:
+            raise torch.OutOfMemoryError("the stand-in is out of memory")
         state = None if generator is None else generator.get_state()
         taking = _TakesDown(self.refused)
         try:
@@ -78,5 +100,7 @@ class StandInGraphs:
             taking.undo()
             if generator is not None and state is not None:
                 generator.set_state(state)
-        self.made.append(StandInGraph(taking.calls))
-        return self.made[-1]
+        graph = StandInGraph(taking.calls, pool)
+        self._alive.add(graph)
+        self.captures += 1
+        return graph

@@ -223,5 +223,5 @@ def test_process_ends_after_the_queued_closures_and_shows_what_they_raised() -> 
         "handler([lambda: time.sleep(0.1), lambda: print('ran'), lambda: 1 / 0])"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (result.returncode, result.stdout) == (0, "ran\n")
+    assert (result.returncode, result.stdout) == (120, "ran\n")
     assert "at exit: asynchronous closures failed\n  ZeroDivisionError: division by zero" in result.stderr

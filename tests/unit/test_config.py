@@ -152,7 +152,7 @@ def test_describe_lists_every_setting_with_its_origin(monkeypatch: pytest.Monkey
     assert list(rows) == ["setting", *settings.names()]
     assert rows["queue_bound"][1:4] == ["4", "env", "LTC_QUEUE_BOUND"]
     assert rows["fallback"][1:4] == ["'allow'", "code", "LTC_FALLBACK"]
-    assert rows["backend"][1:4] == ["'torchscript'", "default", "LTC_BACKEND"]
+    assert rows["backend"][1:4] == ["'auto'", "default", "LTC_BACKEND"]
     assert repr(settings) == "Settings(fallback='allow', queue_bound=4)"
 
 

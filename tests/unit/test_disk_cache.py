@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import pickle
@@ -17,6 +18,7 @@ import torch
 
 from torch_ltc.compile.disk_cache import Key, Store
 from torch_ltc.config import cache_folder, settings
+from torch_ltc.lowering import serialize
 from torch_ltc.lowering.registry import registry
 from torch_ltc.lowering.serialize import load_executable
 from torch_ltc.private_files import is_private_folder
@@ -206,6 +208,20 @@ def test_what_is_no_part_of_an_executable_is_not_unpickled(value: object) -> Non
     hidden = b"\x80\x04\x8c\x1ctorch_ltc.lowering.serialize\x8c\x0cpickle.loads\x93."
     with pytest.raises(pickle.UnpicklingError, match="is no part of a serialized executable"):
         load_executable(backend, program, pickle.dumps(([], hidden)))
+
+
+@pytest.mark.parametrize(
+    "value", [torch.contiguous_format, torch.channels_last, torch.strided, torch.bfloat16], ids=str
+)
+def test_values_of_pytorch_are_parts_of_an_executable(value: object) -> None:
+    backend = registry.get("torchscript")
+    program = Program(identity=1, instructions=(), outputs=(), scalars=0, values=0, random=False)
+    file = io.BytesIO()
+    serialize._ExecutablePickler(file, backend, program, []).dump([value, torch.device("cpu"), torch.Size([2])])
+    data = io.BytesIO(file.getvalue())
+    read = serialize._ExecutableUnpickler(data, backend, program, []).load()
+    assert read == [value, torch.device("cpu"), torch.Size([2])]
+    assert read[0] is value
 
 
 def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

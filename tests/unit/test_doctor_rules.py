@@ -242,6 +242,16 @@ def test_a_backend_that_hardly_ran() -> None:
     assert found("LTC221", replace(recording(programs=(idle,)), settings=(own,))) == []
 
 
+def test_a_program_that_stays_in_the_interpreter_by_measurement() -> None:
+    row = program(choice="interpreter, chosen by measurement: interpreter 1.00 ms, torchscript 1.20 ms", run_s=9.0)
+    finding = only("LTC224", recording(programs=(row,)))
+    assert "interpreter 1.00 ms, torchscript 1.20 ms" in finding.evidence
+    assert found("LTC224", recording(programs=(replace(row, run_s=0.0),))) == []
+    assert found("LTC224", recording(programs=(replace(row, choice="torchscript, chosen"),))) == []
+    close = SettingRow("numerics", "'close'", "env")
+    assert found("LTC224", replace(recording(programs=(row,)), settings=(close,))) == []
+
+
 def test_long_compilations_that_are_not_kept() -> None:
     rows = (compilation(1, "first", 4.0), compilation(2, "operation", 3.0), compilation(3, loaded=True))
     finding = only("LTC214", recording(compiles=rows, setting={"cache_dir": "off"}))
@@ -259,6 +269,24 @@ def test_a_run_that_ends_before_its_programs_are_compiled() -> None:
 
 
 # ---- programs ------------------------------------------------------------------------------------------------------
+
+
+def test_a_hot_program_that_is_not_captured() -> None:
+    refusal = "not captured: aten::unique at train.py:7: operation not permitted"
+    row = program(capture=refusal, run_s=0.5)
+    finding = only("LTC225", recording(programs=(row,)))
+    assert finding.evidence == f"program 1, 50 % of the run: 0 of 100 runs were replays; {refusal}"
+    assert finding.source == row.site
+    captured = "captured as 1 graph: 20 inputs where they are, 0 copied"
+    assert found("LTC225", recording(programs=(replace(row, capture=captured, replays=97),))) == []
+    assert found("LTC225", recording(programs=(replace(row, runs=5),))) == []
+    assert found("LTC225", recording(programs=(program(),))) == []
+    off = tuple(SettingRow(name, value, "env") for name, value in (("device_type", "cuda"), ("cuda_graphs", "off")))
+    finding = only("LTC225", replace(recording(programs=(program(),)), settings=off))
+    assert (finding.evidence.rpartition("; ")[2], finding.fix) == (
+        "cuda_graphs is off",
+        'settings.cuda_graphs = "auto"',
+    )
 
 
 def test_an_operation_that_runs_eagerly() -> None:

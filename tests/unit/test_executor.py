@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from torch_ltc.deferred import deferred
 from torch_ltc.errors import LtcError
 from torch_ltc.execute.executor import NOTHING, Executor, Uses
 from torch_ltc.program.spec import make_spec
+from torch_ltc.pytorch.openmp import release_pool
 from torch_ltc.record.buffer import new_buffer
 
 LONG_S = 30.0
@@ -189,15 +192,69 @@ def test_the_worker_does_not_inherit_modes_of_the_caller() -> None:
         assert executor.call(torch.is_grad_enabled) is True
 
 
-def test_a_failure_that_nobody_reads_is_shown_when_the_process_ends() -> None:
-    script = (
-        "import torch, torch_ltc\n"
-        "from torch_ltc.events import SyncReason\n"
-        "from torch_ltc.execute.sync import cut\n"
-        "y = torch.nn.functional.embedding(torch.tensor([9]).to('ltc'), torch.ones(3, 2, device='ltc'))\n"
-        "cut(SyncReason.EXPLICIT)  # a sync would raise the error if it comes early\n"
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="counts the threads of the process")
+def test_nobody_keeps_kernel_threads_who_does_not_compute() -> None:
+    def wait_for_threads(most: int) -> int:
+        deadline = time.monotonic() + 20
+        while (count := len(os.listdir("/proc/self/task"))) > most and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return count
+
+    executor = Executor()
+    before = torch.get_num_threads()
+    x = torch.ones(1_000_000)
+    try:
+        torch.set_num_threads(4)
+        release_pool()
+        executor.call(lambda: None)
+        alone = len(os.listdir("/proc/self/task"))
+        torch.sin(x)
+        assert len(os.listdir("/proc/self/task")) == alone + 3
+        # Those of the worker, and no longer those of this thread.
+        assert executor.call(lambda: (torch.sin(x), wait_for_threads(alone + 3))[1]) == alone + 3
+        assert wait_for_threads(alone) == alone
+    finally:
+        torch.set_num_threads(before)
+
+
+_UNREAD_FAILURE = """
+import atexit, sys, torch
+atexit.register(lambda: print("registered before", flush=True))
+import torch_ltc
+from torch_ltc.events import SyncReason
+from torch_ltc.execute.sync import cut
+atexit.register(lambda: print("registered after", flush=True))
+y = torch.nn.functional.embedding(torch.tensor([9]).to("ltc"), torch.ones(3, 2, device="ltc"))
+cut(SyncReason.EXPLICIT)  # a sync would raise the error if it comes early
+"""
+
+
+def _end(script: str, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *options, "-c", script]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+@pytest.mark.parametrize("options", [(), ("-W", "error")])
+def test_a_failure_that_nobody_reads_fails_the_process_when_it_ends(options: tuple[str, ...]) -> None:
+    ended = _end(_UNREAD_FAILURE, *options)
+    assert ended.returncode == 120, ended.stderr
+    assert ended.stdout == "registered after\nregistered before\n"
+    assert ended.stderr == (
+        "torch_ltc.errors.LtcError: at exit: nobody was told of a failure:\n"
+        "aten::embedding failed when its program ran: index out of range in self\n"
+        "  inputs: float32[3,2], int64[1]\n"
+        "  recorded at <string>:8 in <module>\n"
     )
-    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
-    assert ended.returncode == 0, ended.stderr
-    assert "nobody was told of a failure" in ended.stderr
-    assert "aten::embedding" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("end", "status"),
+    [
+        ("raise ValueError('of the script')", 1),
+        ("sys.exit(3)", 120),  # as Python has it for errors of its cleanup
+        ("try: torch_ltc.sync(wait=True)\nexcept torch_ltc.errors.LtcError: pass", 0),
+    ],
+)
+def test_the_status_of_a_process_with_an_unread_failure(end: str, status: int) -> None:
+    ended = _end(_UNREAD_FAILURE + end)
+    assert ended.returncode == status, ended.stderr

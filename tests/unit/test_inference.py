@@ -10,6 +10,8 @@ from torch._ops import OpOverload
 
 from torch_ltc.program.instruction import Return, ReturnKind, flatten_returns
 from torch_ltc.program.spec import Spec, make_spec, spec_of
+from torch_ltc.shapes import inference
+from torch_ltc.shapes import stand_ins as stand_ins_module
 from torch_ltc.shapes.inference import CannotInfer, Inferred, OperandIndex, infer, stand_ins
 
 aten = torch.ops.aten
@@ -154,3 +156,22 @@ def test_stand_ins_of_an_operator_that_refuses_zeros() -> None:
     factors, pivots = torch.linalg.lu_factor(torch.eye(2))
     (result,) = returns(aten.linalg_lu_solve.default, factors, pivots, torch.ones(2, 1))
     assert result.spec is spec_of(torch.linalg.lu_solve(factors, pivots, torch.ones(2, 1)))
+
+
+def test_on_a_gpu_the_library_decides_about_the_memory_format_of_convolutions() -> None:
+    asked: list[str] = []
+
+    def run_on(device: str, call: stand_ins_module.ShapeCall, *rest: Any) -> Inferred:
+        asked.append(device)
+        return stand_ins_module.run_on("meta", call, *rest)
+
+    rest = (None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)
+    image, weight = torch.zeros(2, 3, 7, 11), torch.zeros(5, 3, 3, 3)
+    with pytest.MonkeyPatch.context() as patches:
+        patches.setattr(inference.settings, "device_type", "cuda")
+        patches.setattr(inference, "run_on", run_on)
+        ask(aten.convolution.default, image, weight, *rest)
+        assert asked == ["meta"]
+        ask(aten.convolution.default, image.contiguous(memory_format=torch.channels_last), weight, *rest)
+        assert asked[1:] == ["cuda"]
+    inference.clear_inference_cache()

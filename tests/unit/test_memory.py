@@ -50,6 +50,18 @@ def full_buffer(length: int) -> Buffer:
     return new_buffer(make_spec(torch.float32, (length,), (1,)), data=torch.zeros(length))
 
 
+def test_a_buffer_that_gets_other_data_is_counted_once() -> None:
+    count = MemoryCount()
+    buffer = new_buffer(make_spec(torch.float32, (4,), (1,)), data=torch.ones(4))
+    count.hold(buffer)
+    buffer.data = torch.zeros(4)
+    count.hold(buffer)
+    assert count.figures()["allocated_bytes.all.current"] == 16
+    assert count.figures()["allocation.all.current"] == 1
+    del buffer
+    assert count.figures()["allocated_bytes.all.current"] == 0
+
+
 def test_memory_is_counted_from_hold_to_the_death_of_the_buffer() -> None:
     count = MemoryCount()
     first, second = full_buffer(10), full_buffer(5)

@@ -264,6 +264,7 @@ def test_every_figure_of_an_event_is_documented() -> None:
     events.emit(events.PruneEvent(2, 1))
     events.emit(events.CaptureEvent(1, 2, "all", ""))
     events.emit(events.CaptureEvent(1, 0, "", "a read"))
+    events.emit(events.GraphsDroppedEvent(1, 2, "no memory"))
     # Counted where no event tells of it.
     others = {"lazy::<op>", "TrieForked", "CompileNotOnDisk", "NativeHits"}
     patterns = {"Execute::b": "Execute::<backend>", "aten::nonzero": "aten::<op>"}

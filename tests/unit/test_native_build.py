@@ -217,3 +217,26 @@ def test_build_runs_where_1_asks_for_what_is_not_built(tmp_path: Path) -> None:
         check=False,
     )
     assert (done.returncode, "is not built" in done.stderr) == (0, True)
+
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("found", [True, False])
+def test_an_installation_compiles_or_says_in_one_line_why_not(found: bool, workshop: Workshop) -> None:
+    if not (ROOT / "setup.py").exists():
+        pytest.skip("the package is not in a source tree")
+    folders = ["--build-lib", str(workshop.made / "lib"), "--build-temp", str(workshop.made / "temporary")]
+    done = subprocess.run(
+        [sys.executable, "setup.py", "-q", "build_ext", *folders],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "CXX": str(workshop.script) if found else "no-such-compiler", "LTC_NATIVE": "auto"},
+        cwd=ROOT,
+        check=False,
+    )
+    built = [file.parent.name for file in (workshop.made / "lib").rglob("*.so")]
+    assert (done.returncode, built) == (0, ["built"] if found else [])
+    said = [line for line in done.stderr.splitlines() if line.startswith("torch_ltc: ")]
+    assert len(said) == (not found)
+    assert found or "`ltc build` does it" in said[0]

@@ -252,3 +252,49 @@ def test_a_wrong_update_leaves_every_input_as_it_was() -> None:
     with pytest.raises(WrongResultError, match=r"float32\[1\]"):
         run(lambda x, y: (x.add_(1), y.add_(1), None)[2], x, y, behaviour=wrong, replaceable=False)
     assert x.tolist() == y.tolist() == [0.0, 0.0, 0.0]
+
+
+# ---- results that lie in memory in the same way at every run
+
+
+def runs(function: Any, behaviour: Any, *inputs: torch.Tensor, count: int = 3) -> list[Outcome]:
+    """The outcomes of several runs on a backend whose functions repeat their layouts."""
+    program, numbers = record(function, *inputs)
+    backend = Misbehaving("odd", Form.FUNCTIONAL, behaviour)
+    backend.repeats_layouts = True
+    computation = lower(backend, program, numbers, set(), strict=True).computation
+    arguments = Arguments(list(inputs), numbers, torch.Generator(), CPU, None, False)
+    return [computation.run(arguments) for _ in range(count)]
+
+
+def test_results_that_were_right_once_are_passed_on_unchecked() -> None:
+    returned: list[torch.Tensor] = []
+
+    def right(program: Program, attempt: int, given: Any) -> Any:
+        returned.append(given[0] + 1)
+        return [returned[-1]]
+
+    outcomes = runs(lambda x: x + 1, right, torch.rand(3))
+    assert all(outcome.results[0] is made for outcome, made in zip(outcomes, returned, strict=True))
+
+
+def test_results_that_need_a_copy_are_copied_at_every_run() -> None:
+    def shared(program: Program, attempt: int, given: Any) -> Any:
+        both = torch.cat([given[0] + 1, given[0] * 2])
+        return [both[:3], both[3:]]
+
+    for outcome in runs(lambda x: (x + 1, x * 2), shared, torch.rand(3)):
+        assert len(set(storages(outcome))) == 2
+
+
+def test_an_update_that_is_not_in_place_is_written_also_after_one_that_was() -> None:
+    attempts: list[int] = []
+
+    def sometimes(program: Program, attempt: int, given: Any) -> Any:
+        attempts.append(attempt)
+        return [given[0].add_(1) if len(attempts) < 3 else given[0] + 1]
+
+    x = torch.zeros(3)
+    runs(lambda x: (x.add_(1), None)[1], sometimes, x, count=4)
+    assert len(attempts) == 4
+    assert x.tolist() == [4.0, 4.0, 4.0]

@@ -16,6 +16,7 @@ from torch_ltc.errors import ExecutionError, InferenceError, LtcError
 from torch_ltc.events import MismatchEvent, emit
 from torch_ltc.lowering.interface import Arguments, Backend, Computation, Outcome
 from torch_ltc.lowering.kernel_call import fill, flatten_results, laid_out
+from torch_ltc.lowering.out_of_memory import make_room
 from torch_ltc.program.instruction import (
     Call,
     Input,
@@ -85,14 +86,27 @@ class Interpretation(Computation):
             except _Lost as reason:
                 self._lose(call, values, reason.error)
             except Exception as error:
-                source = arguments.sources.get(id(call), call.source)
-                failure = _failure(call, values, error, source)
-                failures.append(failure)
-                self._lose(call, values, failure)
-                lost = True
+                raised = self._run_again(call, values, arguments, error)
+                if raised is not None:
+                    source = arguments.sources.get(id(call), call.source)
+                    failure = _failure(call, values, raised, source)
+                    failures.append(failure)
+                    self._lose(call, values, failure)
+                    lost = True
             for number in dead:
                 values[number] = None
         return Outcome([values[n] for n in self._program.outputs], failures)
+
+    def _run_again(self, call: Call, values: list[Any], arguments: Arguments, error: Exception) -> Exception | None:
+        """After a failure: run the call once more if memory was given back for it, and it writes to nothing. The error
+        that remains, or None."""
+        if call.mutated or not make_room(error):
+            return error
+        try:
+            self._run_call(call, values, arguments)
+        except Exception as again:
+            return again
+        return None
 
     def _lose(self, call: Call, values: list[Any], error: LtcError) -> None:
         """The call did not happen. What it would have made or written to is lost for the rest of the program. Memory

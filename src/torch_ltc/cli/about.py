@@ -69,8 +69,13 @@ def _backends(options: argparse.Namespace) -> int:
     if options.json:
         print_json(found)
         return 0
-    print(table([("", "name", "form", "devices", "from"), *map(_backend_row, found)]))
-    print(f"\n* is the current one, from LTC_BACKEND or else the default, {SETTINGS['backend'].default}")
+    print(table([("", "name", "auto", "form", "devices", "from"), *map(_backend_row, found)]))
+    print(
+        f"\nthe current one is {settings.backend}, from LTC_BACKEND or else the default, {SETTINGS['backend'].default};"
+    )
+    print(
+        "auto measures those whose results are 'equal' to eager's, with LTC_NUMERICS=close also those that are 'close'"
+    )
     return 0
 
 
@@ -78,7 +83,7 @@ def _backend(name: str) -> dict[str, Any]:
     known = {
         "name": name,
         "current": name == settings.backend,
-        "default": name == SETTINGS["backend"].default,
+        "measured": registry.numerics(name),
         "origin": registry.origin(name),
     }
     try:
@@ -93,7 +98,8 @@ def _backend(name: str) -> dict[str, Any]:
 def _backend_row(backend: dict[str, Any]) -> tuple[str, ...]:
     return (
         "*" if backend["current"] else "",
-        f"{backend['name']} (default)" if backend["default"] else backend["name"],
+        backend["name"],
+        backend["measured"] or "-",
         backend["form"] or "-",
         ", ".join(backend["devices"]) or "-",
         backend["origin"] + (f"; {backend['error']}" if backend["error"] else ""),

@@ -3,7 +3,7 @@
 Entry points of PyTorch are replaced, not a function mode installed: a mode costs every recorded operation, and does not
 see `torch.device("cuda")`, `torch.cuda.is_available()` or `torch.load`. Names are mapped where the script gives them.
 What this package itself calls is left alone, because the physical device may be a GPU; and what PyTorch asks about CUDA
-for its own purposes gets the true answer. Autocast, scalers and types as `torch.cuda.FloatTensor` are not mapped.
+for its own purposes gets the true answer. Types as `torch.cuda.FloatTensor` are not mapped.
 """
 
 from __future__ import annotations
@@ -62,6 +62,7 @@ def cuda_names() -> Iterator[None]:
         _map_device_class(patches)
         _map_files_and_generators(patches)
         _map_cuda_module(patches)
+        _map_mixed_precision(patches)
         yield
 
 
@@ -180,6 +181,34 @@ def _map_files_and_generators(patches: Patches) -> None:
         return generator(mapped(device) if _may_map() else device)
 
     patches.put(torch, "Generator", GeneratorType("Generator", (generator,), {"__new__": new, "__module__": "torch"}))
+
+
+def _map_mixed_precision(patches: Patches) -> None:
+    def opening(original: Callable[..., None]) -> Callable[..., None]:
+        def create(self: Any, device_type: str, dtype: Any = None, *args: Any, **kwargs: Any) -> None:
+            if mapped(device_type) is not device_type and _may_map():
+                # What a script for GPUs expects, which may scale its gradients for it.
+                dtype = torch.get_autocast_gpu_dtype() if dtype is None else dtype
+                device_type = mapped(device_type)
+            original(self, device_type, dtype, *args, **kwargs)
+
+        return create
+
+    def scaling(original: Callable[..., None]) -> Callable[..., None]:
+        def create(self: Any, device: str = "cuda", *args: Any, **kwargs: Any) -> None:
+            original(self, mapped(device) if _may_map() else device, *args, **kwargs)
+
+        return create
+
+    def asking(original: Callable[..., bool]) -> Callable[..., bool]:
+        def is_enabled(device_type: str = "cuda") -> bool:
+            return original(mapped(device_type))
+
+        return is_enabled
+
+    patches.wrap(torch.autocast, "__init__", opening)
+    patches.wrap(torch.amp.GradScaler, "__init__", scaling)
+    patches.wrap(torch, "is_autocast_enabled", asking)
 
 
 # ---- torch.cuda ---------------------------------------------------------------------------------------------------

@@ -21,11 +21,9 @@ from torch.overrides import TorchFunctionMode
 
 from torch_ltc.cli.numpy_memory import NumpyMemory, storage_of
 from torch_ltc.cli.output import note
-from torch_ltc.errors import LtcError
 from torch_ltc.formatting import count_text
 from torch_ltc.pytorch.patches import Patches
 from torch_ltc.pytorch.private import device_constructors, pytree, storage_use_count, untyped_storage
-from torch_ltc.record.call_site import current_source
 
 NAME = "ltc"
 _Tensor = torch.Tensor
@@ -104,7 +102,7 @@ def placement() -> Iterator[None]:
             _share_arrays(patches)
             _follow_threads(patches)
             _save_as_cpu(patches)
-            _refuse_autocast(patches)
+            _follow_autocast(patches)
             yield
     finally:
         _script.active = False
@@ -448,24 +446,31 @@ def _seen(run: Callable[[], None]) -> Callable[[], None]:
     return run_in_mode
 
 
-def _refuse_autocast(patches: Patches) -> None:
-    """Autocast of the CPU does not reach the device: other values would come out, without a word."""
+def _follow_autocast(patches: Patches) -> None:
+    """Regions of the CPU's autocast hold for what is on the device, too."""
 
     def entering(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def enter(self: Any) -> Any:
             made = original(self)
-            if _script.active and torch.is_autocast_enabled("cpu"):
-                self.__exit__(None, None, None)
-                raise LtcError(
-                    "autocast of the CPU does not reach what is on ltc",
-                    source=str(current_source()),
-                    hint="ltc run --no-placement, or run the script without autocast",
-                )
+            if _script.active and self.device == "cpu":
+                region = torch.autocast(NAME, self.fast_dtype, self._enabled, self._cache_enabled)
+                region.__enter__()
+                self.on_device = region
             return made
 
         return enter
 
+    def leaving(original: Callable[..., Any]) -> Callable[..., Any]:
+        def leave(self: Any, *raised: Any) -> Any:
+            region = vars(self).pop("on_device", None)
+            if region is not None:
+                region.__exit__(*raised)
+            return original(self, *raised)
+
+        return leave
+
     patches.wrap(torch.autocast, "__enter__", entering)
+    patches.wrap(torch.autocast, "__exit__", leaving)
 
 
 def _save_as_cpu(patches: Patches) -> None:

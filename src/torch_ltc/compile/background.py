@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 
 from torch_ltc.lowering.gil import CompileCancelled, cooperative
+from torch_ltc.pytorch.openmp import release_pool
 from torch_ltc.pytorch.private import below_autograd
 
 __all__ = ["Background", "background"]
@@ -100,6 +101,7 @@ class Background:
             finally:
                 # Nothing that the job refers to outlives it.
                 del item, work
+                release_pool()
                 with self._changed:
                     self._titles.pop(identity, None)
                     self._changed.notify_all()

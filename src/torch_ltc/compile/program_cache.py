@@ -49,12 +49,16 @@ class CachedProgram:
         "_restored",
         "written",
         "written_positions",
+        "input_buffers",
+        "input_specs",
+        "origins",
         "_outputs",
         "_makers",
         "latest",
         "shared",
         "own",
         "capture",
+        "choice",
         "last_outputs",
         "values",
         "fingerprint",
@@ -83,6 +87,10 @@ class CachedProgram:
         self._outputs: list[tuple[int, Spec]] | None = None
         self._makers: tuple[Call | None, ...] | None = None
         self.written_positions = _first_positions(program, set(self.written))
+        # For each input the position of its buffer and its spec; for each output what its buffer is told of its maker.
+        self.input_buffers = [instruction.buffer for instruction in program.inputs]
+        self.input_specs = [instruction.spec for instruction in program.inputs]
+        self.origins = [(program, number) for number in program.outputs]
         # The run-time numbers when it was last synced.
         self.latest: list[object] = []
         # The specializations that it shares with programs of the same symbolic key, with its own integers in that key,
@@ -92,6 +100,8 @@ class CachedProgram:
         # How it is captured (see `execute/capture.py`), and weak references to the buffers of its last execution.
         self.capture: Any = None
         self.last_outputs: list[Any] = []
+        # The form that it runs in, with the backend "auto"; see `execute/choice.py`.
+        self.choice: Any = None
         self.values: tuple[int, ...] = ()
         self.fingerprint = b""
 
@@ -215,6 +225,7 @@ class ExecutableCache:
     def remove(self, entry: CachedProgram) -> None:
         """Forget a program that left the tree."""
         self._by_fingerprint.pop(entry.fingerprint, None)
+        entry.capture = None
         if entry.tracked is None:
             return
         with self._lock:

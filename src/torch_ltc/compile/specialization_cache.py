@@ -137,7 +137,7 @@ class SpecializationCache:
     shown that results are laid out as recorded.
     """
 
-    __slots__ = ("alone", "addressing", "seen", "numbers", "varying", "_entries", "__weakref__")
+    __slots__ = ("alone", "addressing", "seen", "numbers", "varying", "choice", "_entries", "__weakref__")
 
     def __init__(self, alone: bool, addressing: Mapping[bool, Call | None] | None = None) -> None:
         self.alone = alone
@@ -147,6 +147,8 @@ class SpecializationCache:
         # The run-time numbers of the latest miss, and the slots of those that change.
         self.numbers: list[object] | None = None
         self.varying: set[int] = set()
+        # What was measured for one of the programs; see `execute/choice.py`.
+        self.choice: tuple[object, str] | None = None
         self._entries: dict[Backend, _BackendEntries] = {}
 
     def observe(self, values: Values, numbers: Sequence[object]) -> None:

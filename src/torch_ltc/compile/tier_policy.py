@@ -20,10 +20,9 @@ from torch_ltc.compile.program_cache import CachedProgram, executables
 from torch_ltc.compile.specialization_cache import Lookup, specializations
 from torch_ltc.compile.state import CompileStatus, State
 from torch_ltc.config import settings
-from torch_ltc.errors import LtcError
 from torch_ltc.lowering.interface import Arguments, Backend
 from torch_ltc.lowering.lower import Executable
-from torch_ltc.lowering.registry import registry
+from torch_ltc.lowering.registry import AUTO, registry
 
 __all__ = ["TierPolicy", "select_executable"]
 
@@ -40,6 +39,8 @@ class TierPolicy:
     check: str = "off"
     repro_dir: str = ""
     captures: str = "off"
+    # With the backend "auto": the setting `numerics`, which says what is measured. Empty for a backend that was chosen.
+    measures: str = ""
 
     @classmethod
     def current(cls) -> TierPolicy:
@@ -53,6 +54,20 @@ class TierPolicy:
             settings.check,
             settings.repro_dir,
             settings.cuda_graphs,
+            settings.numerics if settings.backend == AUTO else "",
+        )
+
+    def on(self, backend: Backend, captured: bool) -> TierPolicy:
+        """The same for one backend, captured or not."""
+        return TierPolicy(
+            backend,
+            self.hot_after,
+            self.strict,
+            self.waits,
+            self.store,
+            self.check,
+            self.repro_dir,
+            self.captures if captured else "off",
         )
 
     def context(self, entry: CachedProgram) -> ArtifactContext:
@@ -70,7 +85,7 @@ def select_executable(entry: CachedProgram, arguments: Arguments, policy: TierPo
             raise status.error.untraced()
         return None
     # A lost input is not worth compiling for; the interpreter isolates what depends on it.
-    if (entry.single and not policy.waits) or any(isinstance(held, LtcError) for held in arguments.held):
+    if (entry.single and not policy.waits) or arguments.lost:
         return None
     numbers = list(arguments.scalars)
     executable = _looked_up(entry, numbers, policy, status)

@@ -16,7 +16,7 @@ from torch_ltc.deferred import deferred
 from torch_ltc.errors import RecompileError, RecompileWarning
 from torch_ltc.events import CompileEvent, LoadEvent, SyncReason
 from torch_ltc.program.difference import Listing, distinct_changes
-from torch_ltc.program.instruction import Program
+from torch_ltc.program.instruction import Call, Program
 from torch_ltc.program.text import program_lines
 from torch_ltc.source import UNKNOWN, Source
 
@@ -142,13 +142,15 @@ _NO_RECOMPILES = frozenset({"first", "backend"})
 class Compared:
     """A program, where and why it was synced first, and how often it has each operator at each line."""
 
-    __slots__ = ("program", "site", "reason", "identity", "_counts", "_lines", "_details")
+    __slots__ = ("program", "site", "reason", "identity", "first", "_counts", "_lines", "_details")
 
     def __init__(self, program: Program, site: Source, reason: SyncReason | None, identity: int) -> None:
         self.program = program
         self.site = site
         self.reason = reason
         self.identity = identity
+        # The line of the first call.
+        self.first = next((one.source for one in program.instructions if isinstance(one, Call)), UNKNOWN)
         self._counts: Counter[tuple[str, str, int]] | None = None
         self._lines: Listing | None = None
         self._details: Counter[str] | None = None
@@ -173,11 +175,6 @@ class Compared:
         if self._details is None:
             self._details = Counter(_NUMBERS.sub("%", text) for text, _ in self.lines)
         return self._details
-
-    @property
-    def first(self) -> Source:
-        """The line of the first call."""
-        return self.program.calls[0].source if self.program.calls else UNKNOWN
 
 
 def explain_new(own: Compared, known: Sequence[Compared]) -> Explanation:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -19,6 +20,7 @@ from torch_ltc.formatting import count_text, duration_text
 __all__ = ["Text", "explain", "explain_recording"]
 
 Last = Literal["compile", "sync"]
+Newness = Callable[[int], Explanation | None]
 
 # How many compilations the overview shows.
 _MOST_SHOWN = 20
@@ -40,20 +42,23 @@ def explain(about: torch.Tensor | int | None = None, *, last: Last | None = None
     Without arguments, an overview of all compilations. With a tensor, the program that computes it; with a number, the
     program of that identity; with `last`, only the last "compile" or "sync". Neither syncs nor waits.
     """
-    recording = history.recording(texts=False)
+    recording = history.recording(texts=False, causes=False)
     if isinstance(about, torch.Tensor):
         return Text(_tensor_text(about, recording))
-    return Text(explain_recording(recording, about, last))
+    return Text(explain_recording(recording, about, last, history.newness))
 
 
-def explain_recording(recording: Recording, program: int | None = None, last: Last | None = None) -> str:
-    """As `explain`, of a recording: all compilations, one `program`, or the `last` "compile" or "sync"."""
+def explain_recording(
+    recording: Recording, program: int | None = None, last: Last | None = None, newness: Newness | None = None
+) -> str:
+    """As `explain`, of a recording: all compilations, one `program`, or the `last` "compile" or "sync". `newness` is
+    asked for the cause of a program where the recording has none."""
     if last not in (None, "compile", "sync"):
         raise LtcError(f"explain knows no last={last!r}", hint='last="compile", or last="sync"')
     if program is not None:
-        return _program_text(_find(recording, program), recording)
+        return _program_text(_find(recording, program), recording, newness)
     if last == "sync":
-        return _last_sync(recording)
+        return _last_sync(recording, newness)
     compiles = [row for row in recording.compiles if not row.loaded]
     if last == "compile":
         if not compiles:
@@ -87,6 +92,9 @@ def _overview(recording: Recording, compiles: list[CompileRow]) -> str:
     states = Counter(row.states[-1] for row in recording.programs if row.states)
     if states:
         pages.append("programs by compile state: " + ", ".join(f"{n} {state}" for state, n in sorted(states.items())))
+    chosen = [row for row in recording.programs if row.choice]
+    if chosen:
+        pages.append("\n".join(f"program {row.identity} runs on {row.choice}" for row in chosen[-_MOST_SHOWN:]))
     captured = [row for row in recording.programs if row.capture]
     if captured:
         pages.append("\n".join(f"program {row.identity}: {row.capture}; {row.replays} replays" for row in captured))
@@ -133,21 +141,22 @@ def _site_line(row: ProgramRow) -> str:
     return f"  synced at {row.site}: {reason}"
 
 
-def _program_text(row: ProgramRow, recording: Recording) -> str:
+def _program_text(row: ProgramRow, recording: Recording, newness: Newness | None) -> str:
+    explanation = row.explanation or (newness(row.identity) if newness is not None else None)
     counts = f"{count_text(row.calls, 'call')}, {count_text(row.inputs, 'input')}, {count_text(row.outputs, 'output')}"
     lines = [f"program {row.identity}: {counts}; {count_text(row.syncs, 'sync')}, {count_text(row.runs, 'run')}"]
     lines.append(f"  {_state(row)}")
     lines.append(f"  compile states: {' > '.join(row.states)}" + (f" ({row.state_reason})" if row.state_reason else ""))
     if row.capture:
         lines.append(f"  {row.capture}; {count_text(row.replays, 'replay')}")
-    if row.explanation is not None:
-        lines += ["  it was new because:", *(f"  {line}" for line in _explanation_lines(row.explanation))]
+    if explanation is not None:
+        lines += ["  it was new because:", *(f"  {line}" for line in _explanation_lines(explanation))]
     lines.append(_site_line(row))
     pages = ["\n".join(lines)]
     for one in recording.compiles:
         if one.program == row.identity:
             # What made the program new is often why it was compiled, and has been said.
-            said = row.explanation is not None and one.explanation.difference == row.explanation.difference
+            said = explanation is not None and one.explanation.difference == explanation.difference
             pages.append(_title(one) if said else _compile_text(one, recording))
     return "\n\n".join(pages)
 
@@ -157,6 +166,10 @@ def _state(row: ProgramRow) -> str:
         return f"it runs in the interpreter: {row.refused.splitlines()[0]}"
     if not row.runs:
         return "it has not run yet"
+    if row.choice:
+        return f"it runs on {row.choice}"
+    if row.interpreted == row.runs and row.states[-1:] == ("compiled",):
+        return "it ran in the interpreter so far, and is measured against what was compiled"
     if row.interpreted == row.runs:
         return "it ran in the interpreter: a program is compiled when it is seen again"
     if row.compiles:
@@ -166,14 +179,14 @@ def _state(row: ProgramRow) -> str:
     return f"it runs on {row.backend}, with what was compiled for another program: they differ in run-time inputs alone"
 
 
-def _last_sync(recording: Recording) -> str:
+def _last_sync(recording: Recording, newness: Newness | None) -> str:
     synced = next((span for span in reversed(recording.spans) if span.kind == "sync"), None)
     if synced is None:
         return "nothing was synced"
     row = _find(recording, synced.program)
     if row.syncs > 1:
         return f"program {row.identity} was known: {_state(row)}\n{_site_line(row)}"
-    return _program_text(row, recording)
+    return _program_text(row, recording, newness)
 
 
 def _tensor_text(tensor: torch.Tensor, recording: Recording) -> str:
@@ -187,4 +200,4 @@ def _tensor_text(tensor: torch.Tensor, recording: Recording) -> str:
         return "the tensor is computed, and no program made it: it was copied to the device"
     made = "" if call is None else f" by {call.name} at {call.source.describe()}"
     first = f"the tensor is {state or 'computed'}; program {identity} made it{made}"
-    return f"{first}\n{_program_text(_find(recording, identity), recording)}"
+    return f"{first}\n{_program_text(_find(recording, identity), recording, history.newness)}"

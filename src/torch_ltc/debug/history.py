@@ -36,6 +36,7 @@ from torch_ltc.debug.recording import (
 from torch_ltc.debug.stats import Compilation, LineFigures, LineTable, ProgramFigures, merged
 from torch_ltc.events import (
     CaptureEvent,
+    ChoiceEvent,
     CompileEvent,
     ExecuteEvent,
     FallbackEvent,
@@ -50,6 +51,7 @@ from torch_ltc.events import (
 )
 from torch_ltc.execute.memory import memory, physical_figures
 from torch_ltc.execute.sync import program_synced
+from torch_ltc.formatting import duration_text
 from torch_ltc.hooks import Hook
 from torch_ltc.lowering.registry import registry
 from torch_ltc.program.text import program_lines
@@ -117,6 +119,7 @@ class History:
             RefusalEvent: self._on_refusal,
             StateEvent: self._on_state,
             CaptureEvent: self._on_capture,
+            ChoiceEvent: self._on_choice,
             NonFiniteEvent: self._on_nonfinite,
         }
         self._listening = [events.subscribe(handler, kind) for kind, handler in handlers.items()]
@@ -280,6 +283,11 @@ class History:
             text = f"not captured: {event.refusal}" if event.refusal else f"captured as {graphs}: {event.text}"
             self._program(event.program).capture = text
 
+    def _on_choice(self, event: ChoiceEvent) -> None:
+        with self._lock:
+            timings = ", ".join(f"{name} {duration_text(took_s)}" for name, took_s in event.timings)
+            self._program(event.program).choice = f"{event.kept}, chosen by measurement: {timings}"
+
     def _on_nonfinite(self, event: NonFiniteEvent) -> None:
         with self._lock:
             row = NonFiniteRow(event.program, event.op, event.source or UNKNOWN, self.step, event.text)
@@ -321,14 +329,21 @@ class History:
                 compiled.explanation = explain_compile(own, compiled.event, earlier, self._known(), row.identity)
         return compiled.explanation
 
+    def newness(self, program: int) -> Explanation | None:
+        """The cause of the program of this identity; None where nothing is kept of it."""
+        with self._lock:
+            row = self._programs.get(program)
+            return None if row is None else self._newness(row, self._known())
+
     def _newness(self, row: ProgramFigures, known: list[Compared]) -> Explanation | None:
         if row.explanation is None:
             own = row.compared()
             row.explanation = None if own is None else explain_new(own, known)
         return row.explanation
 
-    def recording(self, texts: bool = True) -> Recording:
-        """Everything, as plain values. Without `texts`, programs have no text: that takes longest to make."""
+    def recording(self, texts: bool = True, causes: bool = True) -> Recording:
+        """Everything, as plain values. Without `texts` programs have no text, and without `causes` no explanation: that
+        takes longest to make."""
         with self._lock:
             now = time.perf_counter()
             known = self._known()
@@ -339,7 +354,7 @@ class History:
                 steps=self.step,
                 versions=versions(),
                 settings=_setting_rows(),
-                programs=tuple(self._program_row(row, known, texts) for row in self._programs.values()),
+                programs=tuple(self._program_row(row, known, texts, causes) for row in self._programs.values()),
                 spans=tuple(self._span_rows()),
                 syncs=tuple(_sync_row(row) for row in merged(self._sites.values())),
                 fallbacks=tuple(
@@ -359,7 +374,7 @@ class History:
             # As text: a run has thousands of spans, and few lines.
             yield Span(kind, lane, begin - self._began, took, step, program, str(source or label), size)
 
-    def _program_row(self, row: ProgramFigures, known: list[Compared], texts: bool) -> ProgramRow:
+    def _program_row(self, row: ProgramFigures, known: list[Compared], texts: bool, causes: bool) -> ProgramRow:
         lines: tuple[Line, ...] = ()
         if texts and row.program is not None:
             lines = tuple(Line(text, source) for text, source in program_lines(row.program))
@@ -383,12 +398,13 @@ class History:
             run_s=row.run_s,
             refused=row.refused,
             lines=lines,
-            explanation=self._newness(row, known),
+            explanation=self._newness(row, known) if causes else row.explanation,
             interpreted_s=row.interpreted_s,
             states=tuple(row.states),
             state_reason=row.state_reason,
             capture=row.capture,
             replays=row.replays,
+            choice=row.choice,
         )
 
     def _compile_row(self, compiled: Compilation) -> CompileRow:

@@ -91,6 +91,8 @@ class ProgramRow:
     # How it was captured as graphs of the device, or why not; and how many runs were replays of them.
     capture: str = ""
     replays: int = 0
+    # The form that was kept by measurement, with the times of all that were measured.
+    choice: str = ""
 
 
 @dataclass(frozen=True, slots=True)

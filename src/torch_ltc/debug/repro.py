@@ -215,7 +215,7 @@ def dump_repro(
     """
     facts = _facts_of(program)
     path = Path(folder) / f"program{facts.program.identity}.py"
-    return str(_write(facts, path, backend or settings.backend, "", max_bytes, seed))
+    return str(_write(facts, path, backend or registry.get(settings.backend).name, "", max_bytes, seed))
 
 
 # ---- by policy ------------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from torch_ltc.device.fallback import run_eagerly
 from torch_ltc.device.kernels import record
 from torch_ltc.device.registration import composite
 from torch_ltc.device.tensors import empty_tensor, wrap_physical
+from torch_ltc.device.uploads import upload
 from torch_ltc.errors import DeviceMismatchError, LtcError
 from torch_ltc.events import UploadEvent, emit
 from torch_ltc.execute.executor import executor
@@ -98,8 +99,8 @@ def copy_(target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False
         record(_COPY, (target, source, False))
         return target
     with recorder.lock:
-        if not _adopt_whole(target, source):
-            uploaded = _uploaded(source)
+        if not _adopt_whole(target, source, non_blocking):
+            uploaded = _uploaded(source, non_blocking=non_blocking)
             record(_COPY, (target, uploaded, False))
     return target
 
@@ -115,20 +116,24 @@ def _refuse_in_worker() -> None:
         )
 
 
-def _adopt_whole(target: torch.Tensor, source: torch.Tensor) -> bool:
+def _adopt_whole(target: torch.Tensor, source: torch.Tensor, non_blocking: bool) -> bool:
     """Give a tensor that nobody has written to its contents; nothing is recorded. False when that is not right."""
     buffer, spec = buffer_of(target), spec_of(target)
     if buffer.number >= 0 or buffer.data is not None or buffer.spec is not spec or not spec.covers_storage():
         return False
     _refuse_in_worker()
+
+    def copy(host: torch.Tensor, later: bool) -> torch.Tensor:
+        made = torch.empty_strided(spec.size, spec.stride, dtype=spec.dtype, device=physical_device())
+        with torch.no_grad():
+            return made.copy_(host, non_blocking=later)
+
     began = time.perf_counter()
     try:
-        data = torch.empty_strided(spec.size, spec.stride, dtype=spec.dtype, device=physical_device())
+        data = upload(source, copy, non_blocking)
     except RuntimeError as error:
         add_upload(error, target, current_source())
         raise
-    with torch.no_grad():
-        data.copy_(source)
     buffer.data = data
     buffer.note_data()
     line = current_source()
@@ -138,13 +143,21 @@ def _adopt_whole(target: torch.Tensor, source: torch.Tensor) -> bool:
 
 
 def _uploaded(
-    source: torch.Tensor, dtype: torch.dtype | None = None, memory_format: torch.memory_format | None = None
+    source: torch.Tensor,
+    dtype: torch.dtype | None = None,
+    memory_format: torch.memory_format | None = None,
+    non_blocking: bool = False,
 ) -> torch.Tensor:
     """A device tensor with a copy of a tensor of another device, made now."""
     _refuse_in_worker()
+    options: dict[str, Any] = {"dtype": dtype, "device": physical_device(), "memory_format": memory_format}
     began = time.perf_counter()
     try:
-        data = aten._to_copy.default(source, dtype=dtype, device=physical_device(), memory_format=memory_format)
+        data = upload(
+            source,
+            lambda host, later: aten._to_copy.default(host, non_blocking=later, **options),
+            non_blocking,
+        )
     except RuntimeError as error:
         add_upload(error, source, current_source())
         raise
@@ -181,7 +194,7 @@ def to_copy(
             result: torch.Tensor = composite(aten._to_copy.default, source, dtype=dtype, layout=layout)
             return result
         if source.device.type != "ltc":
-            return _uploaded(source, dtype, memory_format)
+            return _uploaded(source, dtype, memory_format, non_blocking)
         given = (source, dtype, None, None, None, False, memory_format)
         recorded: torch.Tensor = record(_TO_COPY, given)
         return recorded

@@ -13,6 +13,7 @@ from torch_ltc.config import settings
 from torch_ltc.errors import DeviceMismatchError
 from torch_ltc.events import SyncReason
 from torch_ltc.execute.executor import NOTHING, executor
+from torch_ltc.execute.graph_cache import graph_cache
 from torch_ltc.execute.memory import memory, physical_figures, summary_text
 from torch_ltc.execute.random_state import device_random
 from torch_ltc.execute.sync import cut, sync
@@ -201,13 +202,15 @@ def _in_order(work: Any) -> Any:
 
 
 def memory_stats(device: _Device = None) -> dict[str, int]:
-    """Bytes held by live buffers: now and at most, named as other devices name them; and under names that begin with
-    "physical." what the physical device says, on CUDA all that PyTorch's allocator counts there."""
+    """Bytes held by live buffers: now and at most, named as other devices name them; captured programs and the bytes of
+    their graphs ("graphs.count", "graphs.bytes"); and under names that begin with "physical." what the physical device
+    says, on CUDA all that PyTorch's allocator counts there."""
     _check(device)
     physical = physical_figures()
     if settings.device_type == "cuda":
         physical.update(torch.cuda.memory_stats(settings.device_ordinal))
-    return {**memory.figures(), **{f"physical.{name}": value for name, value in physical.items()}}
+    figures = {**memory.figures(), **graph_cache.figures()}
+    return {**figures, **{f"physical.{name}": value for name, value in physical.items()}}
 
 
 def memory_allocated(device: _Device = None) -> int:
@@ -226,7 +229,8 @@ def memory_summary(device: _Device = None, abbreviated: bool = False) -> str:
     """A listing of memory in use: live buffers by the call and the line that made them, largest first, and what the
     physical device says. The ten largest groups; with `abbreviated` three."""
     _check(device)
-    return summary_text(memory.figures(), physical_figures(), memory.largest(3 if abbreviated else 10))
+    largest = memory.largest(3 if abbreviated else 10)
+    return summary_text(memory.figures(), physical_figures(), largest, graph_cache.figures())
 
 
 def memory_reserved(device: _Device = None) -> int:

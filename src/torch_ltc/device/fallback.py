@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import time
 import warnings
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 
 from torch_ltc.config import settings
 from torch_ltc.deferred import deferred
+from torch_ltc.device import sparse
 from torch_ltc.device.registration import alias
 from torch_ltc.device.tensors import wrap_physical
 from torch_ltc.errors import FallbackError, FallbackWarning, LtcError, UnsupportedLayoutError
@@ -23,7 +25,7 @@ from torch_ltc.execute.no_sync import sync_guard
 from torch_ltc.execute.random_state import device_random
 from torch_ltc.execute.sync import cut, physical
 from torch_ltc.program.spec import spec_of
-from torch_ltc.pytorch.private import pytree
+from torch_ltc.pytorch.private import VIEW_TRACKING, pytree, without_keys
 from torch_ltc.record.buffer import buffer_of, physical_device
 from torch_ltc.record.call_site import current_source
 from torch_ltc.record.operator import Kind, Operator
@@ -65,32 +67,48 @@ def run_eagerly(operator: Operator, values: tuple[Any, ...], reason: str) -> Any
 
 
 def _run(operator: Operator, values: tuple[Any, ...]) -> Any:
-    leaves, structure = pytree.tree_flatten(list(values))
-    leaves = [_on_physical_device(leaf) if _has_other_layout(leaf) else leaf for leaf in leaves]
-    lazy = {i: (buffer_of(leaf), spec_of(leaf)) for i, leaf in enumerate(leaves) if is_lazy(leaf)}
+    given, structure = pytree.tree_flatten(list(values))
+    leaves = list(given)
+    # Sparse tensors are taken apart here and put together of the physical parts: each with the place of its parts.
+    opened: dict[int, tuple[torch.Tensor, int]] = {}
+    for leaf in given:
+        if is_lazy(leaf) and leaf.is_nested:
+            raise _nested()
+        if sparse.is_on_device(leaf) and id(leaf) not in opened:
+            opened[id(leaf)] = (leaf, len(leaves))
+            leaves.extend(sparse.parts(leaf))
+    lazy = {i: (buffer_of(leaf), spec_of(leaf)) for i, leaf in enumerate(leaves) if _is_plain(leaf)}
     device = physical_device()
-    for target in pytree.tree_leaves([values[position] for position in operator.written]):
+    targets = pytree.tree_leaves([values[position] for position in operator.written])
+    for target in targets:
         if lazy and isinstance(target, torch.Tensor) and not is_lazy(target):
             raise device_mismatch(target, operator)
 
-    def work() -> tuple[Any, dict[int, torch.Tensor]]:
+    def work() -> tuple[Any, dict[int, torch.Tensor], dict[int, torch.Tensor]]:
         # Aliases: a call that resizes its target must not resize the buffer's own tensor, which others look at.
         real = {i: physical(buffer, spec).detach() for i, (buffer, spec) in lazy.items()}
-        given = [real.get(i, device if _names_device(leaf) else leaf) for i, leaf in enumerate(leaves)]
-        filled = pytree.tree_unflatten(given, structure)
+        built = {
+            key: sparse.put_together(like, *[real[i] for i in range(at, at + len(sparse.parts(like)))])
+            for key, (like, at) in opened.items()
+        }
+        arguments = [device if _names_device(leaf) else leaf for leaf in leaves[: len(given)]]
+        arguments = [real.get(i, built.get(id(leaf), leaf)) for i, leaf in enumerate(arguments)]
+        filled = pytree.tree_unflatten(arguments, structure)
         if operator.random and filled[operator.generator_position] is None:
             filled[operator.generator_position] = device_random.generator
         split = operator.positional
         kwargs = {a.name: v for a, v in zip(operator.arguments[split:], filled[split:], strict=True)}
         if any(a.kind is Kind.DROPPED for a in operator.arguments):
             kwargs["pin_memory"] = None
-        return operator.op(*filled[:split], **kwargs), real
+        # Kernels for sparse tensors count on it that nobody tracks views, as below autograd in eager.
+        with without_keys(VIEW_TRACKING) if built else nullcontext():
+            return operator.op(*filled[:split], **kwargs), real, built
 
     with recorder.lock:
         cut(SyncReason.FALLBACK)
         future = executor.submit(work, Uses((), [buffer for buffer, _ in lazy.values()]), wait=False)
     try:
-        out, real = executor.result_of(future)
+        out, real, built = executor.result_of(future)
     except LtcError as error:
         deferred.discard_error(error)
         raise
@@ -98,31 +116,24 @@ def _run(operator: Operator, values: tuple[Any, ...]) -> Any:
     owners = {tensor.untyped_storage()._cdata: (leaves[i], tensor) for i, tensor in real.items()}
     for i, tensor in real.items():
         _adopt_shape(leaves[i], tensor)
-    return pytree.tree_map(lambda item: _wrap(item, owners), out)
+    for target in targets:
+        if id(target) in built:
+            sparse.replace(target, _wrap(built[id(target)], owners))
+    # What comes back as it was given is what was given.
+    same = {id(leaf): leaf for leaf in given if sparse.is_sparse(leaf)}
+    same.update((id(tensor), opened[key][0]) for key, tensor in built.items())
+    return pytree.tree_map(lambda item: same[id(item)] if id(item) in same else _wrap(item, owners), out)
 
 
-def _has_other_layout(value: object) -> bool:
-    """True for a sparse or nested tensor that PyTorch has made of tensors of the device."""
-    return is_lazy(value) and (value.layout is not torch.strided or value.is_nested)  # type: ignore[attr-defined]
+def _is_plain(value: object) -> bool:
+    return is_lazy(value) and value.layout is torch.strided  # type: ignore[attr-defined]
 
 
-def _on_physical_device(tensor: torch.Tensor) -> torch.Tensor:
-    """The sparse tensor with the same parts there."""
-    if tensor.is_nested:
-        raise UnsupportedLayoutError(
-            "the ltc device cannot hold nested tensors with the strided layout",
-            source=str(current_source(2)),
-            hint="use layout=torch.jagged, or make it on the CPU",
-        )
-    by_rows = tensor.layout in (torch.sparse_csr, torch.sparse_bsr)
-    device = physical_device()
-    return torch.sparse_compressed_tensor(
-        (tensor.crow_indices() if by_rows else tensor.ccol_indices()).to(device),
-        (tensor.col_indices() if by_rows else tensor.row_indices()).to(device),
-        tensor.values().to(device),
-        size=tensor.size(),
-        layout=tensor.layout,
-        check_invariants=False,
+def _nested() -> UnsupportedLayoutError:
+    return UnsupportedLayoutError(
+        "the ltc device cannot hold nested tensors with the strided layout",
+        source=str(current_source(2)),
+        hint="use layout=torch.jagged, or make it on the CPU",
     )
 
 
@@ -137,7 +148,11 @@ def _adopt_shape(lazy: torch.Tensor, real: torch.Tensor) -> None:
 
 
 def _wrap(item: Any, owners: dict[int, tuple[torch.Tensor, torch.Tensor]]) -> Any:
-    if not isinstance(item, torch.Tensor) or item.layout is not torch.strided or item.is_quantized or item.is_nested:
+    if not isinstance(item, torch.Tensor) or item.is_quantized or item.is_nested:
+        return item
+    if sparse.is_sparse(item):
+        return sparse.put_together(item, *(_wrap(part, owners) for part in sparse.parts(item)))
+    if item.layout is not torch.strided:
         return item
     owner = owners.get(item.untyped_storage()._cdata)
     if owner is None:

@@ -117,7 +117,7 @@ def make_kernel(op: OpOverload) -> Kernel:
     """The kernel to register for `op`: a stub that specialises itself once it has been called a few times."""
     operator = Operator(op)
     if operator.dynamic:
-        return _eager_kernel(operator, "its result's shape depends on data")
+        return eager_kernel(operator, "its result's shape depends on data")
     if operator.random:
         raise ValueError(f"{operator.name} takes a generator: see device/random_ops.py")
 
@@ -153,7 +153,9 @@ def _stub(*args: Any, **kwargs: Any) -> Any:
 _STUB = _stub.__code__
 
 
-def _eager_kernel(operator: Operator, reason: str) -> Kernel:
+def eager_kernel(operator: Operator, reason: str) -> Kernel:
+    """A kernel that records nothing: the call runs at once, after a sync."""
+
     def kernel(*args: Any, **kwargs: Any) -> Any:
         return run_eagerly(operator, operator.values(args, kwargs), reason)
 

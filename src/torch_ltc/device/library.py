@@ -12,14 +12,17 @@ from torch_ltc.device import (
     composite_ops,
     copies,
     cpu_composites,
+    group_norm,
     other_layouts,
+    padded_sequences,
     random_ops,
     recurrent,
+    sparse,
     views,
     widened_ops,
 )
 from torch_ltc.device.fallback import run_eagerly
-from torch_ltc.device.kernels import Kernel, make_kernel, native_operators, record
+from torch_ltc.device.kernels import Kernel, eager_kernel, make_kernel, native_operators, record
 from torch_ltc.native.recording import native
 from torch_ltc.pytorch.patches import registers
 from torch_ltc.pytorch.private import OpOverload, all_schemas, has_kernel, has_kernel_for
@@ -40,6 +43,8 @@ _COMPOSED_ANYWHERE = (
     "new_zeros new_ones rand randn randint randperm normal_functional empty.names to_dense to_sparse to_mkldnn"
 )
 _NOT_OURS = frozenset(f"{_ALIASES_AND_AUTOGRAD} {_COMPOSED_ANYWHERE}".split())
+# Raises an error that depends on which memory is shared, and computes nothing.
+_AT_ONCE = "aten::_test_parallel_materialize"
 _COMPOSITE = "CompositeImplicitAutograd"
 
 _libraries: list[torch.library.Library] = []
@@ -74,6 +79,7 @@ def kernel_for(op: OpOverload) -> Kernel | None:
         **random_ops.KERNELS,
         **cpu_composites.KERNELS,
         **other_layouts.KERNELS,
+        **padded_sequences.KERNELS,
         **widened_ops.KERNELS,
         **composite_ops.KERNELS,
     }
@@ -86,6 +92,8 @@ def kernel_for(op: OpOverload) -> Kernel | None:
     left_out = plain in _NOT_OURS or f"{plain}.{op._overloadname}" in _NOT_OURS
     if left_out and not (_has_out(operator) and has_kernel_for(name, "CPU")):
         return None
+    if name == _AT_ONCE:
+        return eager_kernel(operator, "it asks for the state of memory")
     if torch.Tag.inplace_view in op.tags:
         return views.inplace_view_kernel(op)
     if operator.random:
@@ -161,19 +169,19 @@ def register_kernels() -> None:
         **copies.COMPOSITES,
         **random_ops.COMPOSITES,
         **cpu_composites.COMPOSITES,
-        **other_layouts.COMPOSITES,
         **recurrent.COMPOSITES,
     }
     for name, kernel in composites.items():
         for key in ("AutogradPrivateUse1", "PrivateUse1"):
             aten.impl(name, key, kernel, False)
-    for name, kernel in other_layouts.PRODUCTS.items():
-        for key in ("SparsePrivateUse1", "SparseCsrPrivateUse1"):
-            aten.impl(name, key, kernel, False)
-    for name, kernel in other_layouts.PARTS.items():
-        aten.impl(name, "SparseCsrPrivateUse1", kernel, False)
+    names = [op.name() for op in overloads()]
+    for layout, own in (("Sparse", sparse.KERNELS), ("SparseCsr", sparse.COMPRESSED_KERNELS)):
+        for name, kernel in {**other_layouts.eager_kernels(names, layout, own), **own}.items():
+            aten.impl(name, f"{layout}PrivateUse1", kernel, False)
     for name, kernel in composite_ops.COMPOSED.items():
         _implement(aten, name, kernel)
+    for name, kernel in group_norm.AUTOGRAD.items():
+        aten.impl(name, "AutogradPrivateUse1", kernel, False)
     # What the kernels in C++ leave to Python has a key that no tensor has.
     for name, kernel in composite_ops.AUTOGRAD.items():
         aten.impl(name, "AutogradPrivateUse1" if native is None else "AutogradPrivateUse2", kernel, False)

@@ -1,12 +1,12 @@
-"""Sparse, nested and quantized tensors: the device holds strided tensors only.
+"""Sparse, nested and quantized tensors.
 
-Sparse and quantized ones live on the physical device, and calls that mix them with tensors of the device run there.
-What cannot be right that way is refused at the call, with the way round.
+Sparse tensors are on the device (`device/sparse.py`), and calls on them run on the physical device.
+Quantized ones live on the physical device. Strided nested ones are refused, with the way round.
 """
 
 from __future__ import annotations
 
-import functools
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn
 
 import torch
@@ -14,7 +14,7 @@ import torch
 from torch_ltc.device.fallback import run_eagerly
 from torch_ltc.device.kernels import Kernel, make_kernel
 from torch_ltc.errors import UnsupportedLayoutError
-from torch_ltc.pytorch.private import COMPRESSED, OpOverload
+from torch_ltc.pytorch.private import OpOverload, has_kernel_for
 from torch_ltc.record.call_site import current_source
 from torch_ltc.record.operator import Operator
 
@@ -27,44 +27,30 @@ def run_on_physical_device(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
     return run_eagerly(operator, operator.values(args, kwargs), "it takes tensors that are not plain strided ones")
 
 
-def _refusing(what: str, hint: str) -> Kernel:
+def _refusing(what: str, hint: str) -> Callable[..., NoReturn]:
     def refuse(*args: Any, **kwargs: Any) -> NoReturn:
         raise UnsupportedLayoutError(what, source=str(current_source()), hint=hint)
 
     return refuse
 
 
-def is_left_aligned(tensor: torch.Tensor, mask: torch.Tensor) -> bool:
-    """Kernel of `aten::_nested_tensor_from_mask_left_aligned`, by which `nn.TransformerEncoder` asks whether it may
-    make a nested tensor: it may not, and takes the path of devices without them."""
-    return False
-
-
-_nested = _refusing(
+refuse_nested = _refusing(
     "a nested tensor with the strided layout was asked for, which the ltc device cannot hold",
     "use layout=torch.jagged, or make it on the CPU; nn.TransformerEncoder(..., enable_nested_tensor=False)",
 )
-_sparse_gradient = _refusing(
-    "the gradient of an embedding with sparse=True is sparse, which the ltc device cannot hold",
-    "use sparse=False, and torch.optim.Adam in place of SparseAdam",
-)
 
 KERNELS: dict[str, Any] = {
-    "aten::_nested_tensor_from_mask_left_aligned": is_left_aligned,
-    "aten::_nested_tensor_from_mask": _nested,
-    "aten::_nested_tensor_from_tensor_list": _nested,
-    "aten::_nested_view_from_buffer": _nested,
-}
-COMPOSITES: dict[str, Any] = {
-    "aten::embedding_sparse_backward": _sparse_gradient,
-    "aten::_embedding_bag_sparse_backward": _sparse_gradient,
+    "aten::_nested_tensor_from_tensor_list": refuse_nested,
+    "aten::_nested_view_from_buffer": refuse_nested,
 }
 
 
 def embedding_bag_backward(*args: Any, **kwargs: Any) -> Any:
     """Kernel of `aten::_embedding_bag_backward`."""
-    is_sparse = _BAG_BACKWARD.values(args, kwargs)[_BAG_SPARSE]
-    return _sparse_gradient() if is_sparse else _bag_backward(*args, **kwargs)
+    values = _BAG_BACKWARD.values(args, kwargs)
+    if values[_BAG_SPARSE]:
+        return run_eagerly(_BAG_BACKWARD, values, "its result is sparse")
+    return _bag_backward(*args, **kwargs)
 
 
 _BAG_BACKWARD = Operator(aten._embedding_bag_backward.default)
@@ -73,32 +59,20 @@ _bag_backward = make_kernel(aten._embedding_bag_backward.default)
 KERNELS["aten::_embedding_bag_backward"] = embedding_bag_backward
 
 
-def _part(op: OpOverload) -> Kernel:
-    """A part of a compressed sparse tensor, which PyTorch's kernel takes whatever device it is on."""
-    return lambda tensor: op.redispatch(COMPRESSED, tensor)
+def eager_kernels(names: Iterable[str], key: str, own: Mapping[str, Kernel]) -> dict[str, Kernel]:
+    """Kernels for all operators that PyTorch has for a sparse layout of the CPU: composed of others, as for devices
+    without kernels, most would end in one that takes no sparse tensors."""
+    found = [name for name in names if name not in own and has_kernel_for(name, f"{key}CPU")]
+    return {name: _on_physical_device(name) for name in found}
 
 
-PARTS: dict[str, Any] = {
-    op.name(): _part(op)
-    for op in (
-        aten.crow_indices.default,
-        aten.col_indices.default,
-        aten.ccol_indices.default,
-        aten.row_indices.default,
-        aten.values.default,
-    )
-}
-# Operators that are composed of their `out=` form for devices without a kernel, which takes no other layouts.
-PRODUCTS: dict[str, Any] = {
-    op.name(): functools.partial(run_on_physical_device, op)
-    for op in (
-        aten.mm.default,
-        aten.addmm.default,
-        aten.bmm.default,
-        aten.baddbmm.default,
-        aten.mv.default,
-        aten.addmv.default,
-    )
-}
+def _on_physical_device(name: str) -> Kernel:
+    plain, _, overload = name.removeprefix("aten::").partition(".")
 
-__all__ = ["COMPOSITES", "KERNELS", "PARTS", "PRODUCTS", "run_on_physical_device"]
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        return run_on_physical_device(getattr(getattr(aten, plain), overload or "default"), *args, **kwargs)
+
+    return kernel
+
+
+__all__ = ["KERNELS", "eager_kernels", "refuse_nested", "run_on_physical_device"]

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
-from typing import Any
 
-import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook
-
-from torch_ltc import closures, metrics
+from torch_ltc import metrics
 from torch_ltc.compile.program_cache import CachedProgram
-from torch_ltc.config import settings
 
 # Modules that only replace something: importing them is enough.
 from torch_ltc.device import (  # noqa: F401
+    autocast,
+    grad_scaler,
     process_transfer,
     script_archives,
     serialize,
+    step_end,
     switches,
     tensor_methods,
     torch_functions,
@@ -25,20 +22,10 @@ from torch_ltc.device import (  # noqa: F401
 from torch_ltc.device.kernels import apply_forced_fallback
 from torch_ltc.device.library import register_kernels
 from torch_ltc.errors import LtcWarning
-from torch_ltc.events import SyncReason
-from torch_ltc.execute.executor import executor
-from torch_ltc.execute.sync import cut, program_synced
+from torch_ltc.execute.sync import program_synced
 from torch_ltc.native.library import extension
-from torch_ltc.pytorch.patches import changes, registers
-from torch_ltc.pytorch.table import OPTIMIZER_HOOK
+from torch_ltc.pytorch.patches import changes
 from torch_ltc.record.recorder import recorder
-
-
-def _after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    if settings.sync_after_optimizer and not recorder.empty:
-        cut(SyncReason.OPTIMIZER)
-        executor.raise_deferred()
-        closures.run_step_closures()
 
 
 def _count(entry: CachedProgram) -> None:
@@ -54,11 +41,6 @@ def _count(entry: CachedProgram) -> None:
 def _forget_counts() -> None:
     recorder.tree.forks = 0
     recorder.take_hits()
-
-
-@registers(OPTIMIZER_HOOK)
-def _hook_optimizers() -> Callable[[], None]:
-    return register_optimizer_step_post_hook(_after_step).remove
 
 
 def set_up() -> None:

@@ -1,4 +1,4 @@
-"""Methods of `torch.Tensor` that must know the device: `.data = `, `repr`, data pointers, and what is copied along."""
+"""Methods of `torch.Tensor` that must know the device: `.data = `, `repr`, data pointers, copy on write, copies."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch_ltc.config import settings
 from torch_ltc.errors import DataAccessError
 from torch_ltc.execute.pending import uncomputed
-from torch_ltc.execute.sync import read
+from torch_ltc.execute.sync import read, sync
 from torch_ltc.program.spec import spec_of
 from torch_ltc.pytorch.patches import replaces
 from torch_ltc.record.buffer import Buffer, find_buffer
@@ -59,6 +59,20 @@ def _comparable_pointer(original: Any) -> Any:
     return data_ptr
 
 
+def _of_physical(original: Any) -> Any:
+    # Copy on write is the physical memory's: `_lazy_clone` is recorded like any other call. It changes the storage of
+    # what it clones, too, so that everything pending must have run.
+    def ask(tensor: torch.Tensor) -> Any:
+        if tensor.device.type != "ltc":
+            return original(tensor)
+        sync(wait=True)
+        return read(tensor, original, "storage")
+
+    return ask
+
+
+for _path in ("torch._C._is_cow_tensor", "torch._C._data_address"):
+    replaces(_path)(_of_physical)
 for _path in ("torch.Tensor.__dlpack__", "torch.utils.dlpack.to_dlpack", "torch.to_dlpack", "torch._C._to_dlpack"):
     replaces(_path)(_refusing("a DLPack capsule"))
 

@@ -19,10 +19,12 @@ import torch
 from torch_ltc.compile.program_cache import CachedProgram
 from torch_ltc.events import CaptureEvent, emit
 from torch_ltc.execute.cuda_graphs import CudaGraphs
+from torch_ltc.execute.graph_cache import graph_cache
 from torch_ltc.lowering.functional_computation import FunctionalComputation
 from torch_ltc.lowering.interface import Arguments, Computation, Outcome
-from torch_ltc.lowering.kernel_call import run_call
+from torch_ltc.lowering.kernel_call import Lookup, fill, run_call, run_filled
 from torch_ltc.lowering.lower import same_number
+from torch_ltc.lowering.out_of_memory import is_out_of_memory, make_room
 from torch_ltc.program.instruction import Call, Program, ReturnKind, Scalar
 from torch_ltc.pytorch.private import conj_view, data_pointer, neg_view
 from torch_ltc.record.buffer import Buffer
@@ -32,9 +34,16 @@ __all__ = ["Capture", "Graph", "Graphs", "graphs_of"]
 # Executions that are watched before a program is captured, and with `cuda_graphs = "always"`.
 _WATCHED = 3
 _WATCHED_LEAST = 2
-# How often a program is captured before it is left alone, and how many of its calls may run between graphs.
+# How often a program is captured before it is left alone, and into how many graphs.
 _MOST_CAPTURES = 8
-_MOST_DIRECT = 64
+_MOST_GRAPHS = 64
+# Where there would be more graphs than this, calls that take fewer tensors together than that are not worth one.
+_MANY_GRAPHS = 16
+_LEAST_OPERANDS = 32
+# How often a program is captured although there was no memory for its graphs, and for how many executions one whose
+# graphs were dropped is left alone, each time that many more.
+_MOST_ATTEMPTS = 3
+_LEFT_ALONE = 16
 
 
 class Graph(Protocol):
@@ -54,6 +63,12 @@ class Graphs(Protocol):
         """Take down what `launch` launches; nothing is computed. What it draws comes from `generator` at each
         replay."""
 
+    def size_bytes(self, pool: Any) -> int:
+        """Bytes that the pool holds."""
+
+    def total_bytes(self) -> int:
+        """Bytes that the device has."""
+
 
 _by_device: dict[str, Graphs] = {"cuda": CudaGraphs()}
 
@@ -69,6 +84,7 @@ class _CannotCapture(Exception):
     def __init__(self, call: Call | None, error: Exception) -> None:
         super().__init__(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
         self.call = call
+        self.out_of_memory = is_out_of_memory(error)
 
 
 @dataclass(slots=True)
@@ -95,7 +111,8 @@ class Capture:
     """All that is known of capturing one program. Used on the executor's thread."""
 
     __slots__ = (
-        "_entry",
+        "_program",
+        "_written",
         "_graphs",
         "_watched",
         "_runs",
@@ -103,14 +120,21 @@ class Capture:
         "_direct",
         "_computation",
         "_captured",
+        "_attempts",
+        "_drops",
+        "size_bytes",
         "refusal",
+        "__weakref__",
     )
 
     def __init__(self, entry: CachedProgram, graphs: Graphs) -> None:
-        self._entry = entry
+        # Not the entry, which holds this: what leaves the program cache is to be freed at once.
+        self._program = entry.program
+        self._written = entry.written
         self._graphs = graphs
         # The reason why the program is left alone.
         self.refusal = ""
+        self._drops = 0
         self._begin(None)
 
     def _begin(self, computation: Computation | None) -> None:
@@ -120,7 +144,17 @@ class Capture:
         self._captures = 0
         self._direct: set[int] = set()
         self._captured: _Captured | None = None
+        self._attempts = 0
+        # Bytes that its graphs hold.
+        self.size_bytes = 0
         self.refusal = ""
+
+    def drop(self) -> None:
+        """Let go of the graphs. Outputs that someone holds stay where they are."""
+        self._captured = None
+        self._drops += 1
+        self._runs = -_LEFT_ALONE * self._drops
+        self._captures = 0
 
     def run(
         self,
@@ -133,15 +167,21 @@ class Capture:
         `previous` are the outputs of the last execution."""
         if self._computation is not computation:
             self._begin(computation)
-        if self.refusal or not all(isinstance(held, torch.Tensor) for held in arguments.held):
+        if self.refusal or not arguments.plain:
             return None
         tensors: list[Any] = arguments.inputs
-        addresses = [data_pointer(tensor) for tensor in tensors]
+        addresses = list(map(data_pointer, tensors))
         captured = self._captured
         if captured is not None and captured.fits(addresses, arguments.scalars):
-            captured.move_out(previous)
+            graph_cache.touch(self)
+            try:
+                captured.move_out(previous)
+            except Exception as error:
+                if not make_room(error):
+                    raise
+                captured.move_out(previous)
             return captured.replay(arguments)
-        self._watched.look(self._entry.program, addresses, list(arguments.scalars))
+        self._watched.look(self._program, addresses, list(arguments.scalars))
         self._runs += 1
         if self._runs < (_WATCHED_LEAST if always else _WATCHED):
             return None
@@ -152,29 +192,40 @@ class Capture:
 
     def _capture(self, computation: Computation | None, arguments: Arguments) -> Outcome | None:
         if self._captures == _MOST_CAPTURES:
-            self._refuse("its inputs or numbers change in ever new ways")
+            self._refuse("its inputs or numbers change in ever new ways", self._first_with_a_changing_number())
             return None
         self._captures += 1
-        program = self._entry.program
+        program = self._program
         made: _Captured
         if isinstance(computation, FunctionalComputation):
             if self._watched.varying:
-                self._refuse("compiled code takes its run-time numbers from the host, and they change")
+                reason = "compiled code takes its run-time numbers from the host, and they change"
+                self._refuse(reason, self._first_with_a_changing_number())
                 return None
-            made = _CapturedFunction(self._entry, computation, self._graphs, self._watched.moving)
+            made = _CapturedFunction(program, self._written, computation, self._graphs, self._watched.moving)
         else:
             if any(call.layout.copied is None for call in program.calls):
                 # The interpreter has not seen yet how the results of all kernels lie in memory.
                 return None
             direct = self._direct | _users_of(program, self._watched.varying)
-            if len(direct) > _MOST_DIRECT:
-                self._refuse(f"{len(direct)} of its calls would have to run between graphs")
+            segments = _segments(program.calls, direct)
+            graphs = sum(not segment.direct for segment in segments)
+            if not 0 < graphs <= _MOST_GRAPHS:
+                first = program.calls[min(direct)]
+                what = "all of its calls" if not graphs else f"calls between {graphs} graphs"
+                self._refuse(f"{what} would have to run by themselves, because of what they take", first)
                 return None
-            made = _CapturedCalls(self._entry, self._graphs, self._watched.moving, frozenset(direct))
+            made = _CapturedCalls(program, self._written, self._graphs, self._watched.moving, segments)
         outcome = made.first_run(arguments)
         if made.failure is None:
             self._captured = made
+            self.size_bytes = made.size_bytes
+            graph_cache.add(self, self._graphs.total_bytes())
             emit(CaptureEvent(program.identity, made.graph_count, made.describe(), ""))
+        elif made.failure.out_of_memory:
+            self._attempts += 1
+            if self._attempts == _MOST_ATTEMPTS:
+                self._refuse("there is no memory for its graphs")
         elif made.failure.call is None or isinstance(computation, FunctionalComputation):
             self._refuse(str(made.failure), made.failure.call)
         else:
@@ -182,24 +233,18 @@ class Capture:
             self._direct.add(program.calls.index(made.failure.call))
         return outcome
 
+    def _first_with_a_changing_number(self) -> Call | None:
+        users = _users_of(self._program, self._watched.varying)
+        return self._program.calls[min(users)] if users else None
+
     def _refuse(self, reason: str, call: Call | None = None) -> None:
         self.refusal = reason if call is None else f"{call.name} at {call.source}: {reason}"
-        emit(CaptureEvent(self._entry.program.identity, 0, "", self.refusal))
+        emit(CaptureEvent(self._program.identity, 0, "", self.refusal))
 
 
 def _users_of(program: Program, slots: set[int]) -> set[int]:
     """Indices of the calls that take one of these run-time numbers."""
-
-    def uses(operand: object) -> bool:
-        if isinstance(operand, tuple):
-            return any(uses(item) for item in operand)
-        return isinstance(operand, Scalar) and operand.slot in slots
-
-    return {
-        index
-        for index, call in enumerate(program.calls)
-        if any(uses(operand) for operand in (*call.args, *call.kwargs.values()))
-    }
+    return {index for index, call in enumerate(program.calls) if slots & _slots_of(call)}
 
 
 class _Slot:
@@ -243,9 +288,10 @@ class _Slot:
 class _Captured:
     """The graphs of a program, its slots, and the memory that its outputs lie in."""
 
-    def __init__(self, entry: CachedProgram, graphs: Graphs, moving: set[int]) -> None:
-        self._entry = entry
-        self._program = entry.program
+    def __init__(self, program: Program, written: tuple[int, ...], graphs: Graphs, moving: set[int]) -> None:
+        self._program = program
+        # Input buffers that the program writes to.
+        self._written_buffers = written
         self._graphs = graphs
         # Of its own: graphs of other programs run between two replays, when its outputs may be alive.
         self._pool = graphs.pool()
@@ -261,6 +307,11 @@ class _Captured:
         self._own: set[int] = set()
         self.graph_count = 0
         self.failure: _CannotCapture | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes that its graphs and slots hold."""
+        return self._graphs.size_bytes(self._pool) + sum(slot.size_bytes for slot in self._slots)
 
     def describe(self) -> str:
         """A line on the treatment of inputs and calls."""
@@ -300,7 +351,7 @@ class _Captured:
                 continue
             slot = _Slot(positions, tensors, specs)
             self._slots.append(slot)
-            if buffer in self._entry.written:
+            if buffer in self._written_buffers:
                 self._written.append(slot)
             for position, view in slot.views.items():
                 static[position] = view
@@ -339,9 +390,14 @@ class _CapturedFunction(_Captured):
     """A backend's function for a program, in one graph."""
 
     def __init__(
-        self, entry: CachedProgram, computation: FunctionalComputation, graphs: Graphs, moving: set[int]
+        self,
+        program: Program,
+        written: tuple[int, ...],
+        computation: FunctionalComputation,
+        graphs: Graphs,
+        moving: set[int],
     ) -> None:
-        super().__init__(entry, graphs, moving)
+        super().__init__(program, written, graphs, moving)
         self._computation = computation
         self._graph: Graph | None = None
 
@@ -358,6 +414,7 @@ class _CapturedFunction(_Captured):
             )
         except Exception as error:
             self.failure = _CannotCapture(None, error)
+            make_room(error)
             return None
         self._fixed_numbers = list(enumerate(arguments.scalars))
         self.graph_count = 1
@@ -376,30 +433,49 @@ class _Segment:
     calls: list[Call]
     direct: bool
     graph: Graph | None = None
-    # Memory for what a call between graphs makes, by value number.
+    # Memory for what a call between graphs makes, by value number, and how it is called.
     made: dict[int, torch.Tensor] = field(default_factory=dict)
+    run: Callable[[Arguments], dict[int, Any]] | None = None
+
+
+def _segments(calls: list[Call], direct: set[int]) -> list[_Segment]:
+    """The calls in order: those at the `direct` indices by themselves, and what is between them together, if that is
+    worth a graph."""
+    runs: list[_Segment] = []
+    for index, call in enumerate(calls):
+        if index in direct or not runs or runs[-1].direct:
+            runs.append(_Segment([], index in direct))
+        runs[-1].calls.append(call)
+    if sum(not run.direct for run in runs) <= _MANY_GRAPHS:
+        return runs
+    made: list[_Segment] = []
+    for run in runs:
+        if run.direct or sum(len(call.operands) for call in run.calls) < _LEAST_OPERANDS:
+            made += [_Segment([call], True) for call in run.calls]
+        else:
+            made.append(run)
+    return made
 
 
 class _CapturedCalls(_Captured):
     """The calls of a program as recorded, in graphs, with single calls between them."""
 
-    def __init__(self, entry: CachedProgram, graphs: Graphs, moving: set[int], direct: frozenset[int]) -> None:
-        super().__init__(entry, graphs, moving)
-        self._segments: list[_Segment] = []
-        for index, call in enumerate(self._program.calls):
-            apart = index in direct
-            if apart or not self._segments or self._segments[-1].direct:
-                self._segments.append(_Segment([], apart))
-            self._segments[-1].calls.append(call)
+    def __init__(
+        self, program: Program, written: tuple[int, ...], graphs: Graphs, moving: set[int], segments: list[_Segment]
+    ) -> None:
+        super().__init__(program, written, graphs, moving)
+        self._segments = segments
         # What calls between graphs take; everything else is in the graphs.
         self._values: dict[int, Any] = {}
         self._last_use = _last_uses(self._program)
 
     def describe(self) -> str:
         """A line on the treatment of inputs and calls."""
-        direct = sum(segment.direct for segment in self._segments)
-        between = f", {direct} calls between graphs" if direct else ""
-        return f"{super().describe()}{between}"
+        direct = [segment.calls[0] for segment in self._segments if segment.direct]
+        if not direct:
+            return super().describe()
+        first = f"the first {direct[0].name} at {direct[0].source}"
+        return f"{super().describe()}, {len(direct)} calls between graphs, {first}"
 
     def _capture(self, inputs: list[Any], arguments: Arguments) -> Outcome | None:
         values: dict[int, Any] = {i.number: tensor for i, tensor in zip(self._program.inputs, inputs, strict=True)}
@@ -416,6 +492,9 @@ class _CapturedCalls(_Captured):
             self._values = {number: values[number] for number in kept}
             used = {slot for s in self._segments if not s.direct for call in s.calls for slot in _slots_of(call)}
             self._fixed_numbers = [(slot, arguments.scalars[slot]) for slot in sorted(used)]
+            for segment in self._segments:
+                if segment.direct:
+                    segment.run = _prepared(segment.calls[0], self._values.__getitem__, arguments)
         return Outcome([values[number] for number in self._program.outputs])
 
     def _run_now(self, segment: _Segment, call: Call, values: dict[int, Any], arguments: Arguments) -> None:
@@ -448,6 +527,7 @@ class _CapturedCalls(_Captured):
             self.failure = _CannotCapture(failed[0] if failed else None, error)
             values.clear()
             values.update(before)
+            make_room(error)
             for call in segment.calls:
                 values.update(run_call(call, values.__getitem__, arguments))
             return
@@ -455,14 +535,35 @@ class _CapturedCalls(_Captured):
         segment.graph.replay()
 
     def _launch(self, arguments: Arguments) -> None:
-        value_of = self._values.__getitem__
         for segment in self._segments:
             if segment.graph is not None:
                 segment.graph.replay()
-                continue
-            results = run_call(segment.calls[0], value_of, arguments)
-            for number, memory in segment.made.items():
-                memory.copy_(results[number])
+            elif segment.run is not None:
+                results = segment.run(arguments)
+                for number, memory in segment.made.items():
+                    memory.copy_(results[number])
+
+
+def _prepared(call: Call, value_of: Lookup, arguments: Arguments) -> Callable[[Arguments], dict[int, Any]]:
+    """A function that runs the call on values that stay where they are, with the run-time numbers that it is given."""
+    plain = [fill(operand, value_of, arguments) for operand in call.args]
+    named = {name: fill(operand, value_of, arguments) for name, operand in call.kwargs.items()}
+    varying = [(i, operand) for i, operand in enumerate(call.args) if _has_number(operand)]
+    varying_named = [(name, operand) for name, operand in call.kwargs.items() if _has_number(operand)]
+
+    def run(now: Arguments) -> dict[int, Any]:
+        for index, operand in varying:
+            plain[index] = fill(operand, value_of, now)
+        for name, operand in varying_named:
+            named[name] = fill(operand, value_of, now)
+        return run_filled(call, plain, named)
+
+    return run
+
+
+def _has_number(operand: object) -> bool:
+    """True for a run-time number, and for a list with one."""
+    return isinstance(operand, Scalar) or (isinstance(operand, tuple) and any(_has_number(item) for item in operand))
 
 
 def _slots_of(call: Call) -> set[int]:

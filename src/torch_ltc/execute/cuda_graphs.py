@@ -20,6 +20,15 @@ class CudaGraphs:
         """A pool of memory for graphs that are replayed one after the other."""
         return torch.cuda.graph_pool_handle()
 
+    def size_bytes(self, pool: Any) -> int:
+        """Bytes of the segments that the allocator keeps for the pool."""
+        segments = torch.cuda.memory_snapshot()
+        return sum(one["total_size"] for one in segments if tuple(one["segment_pool_id"]) == tuple(pool))
+
+    def total_bytes(self) -> int:
+        """Bytes that the present device has."""
+        return torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+
     def capture(self, launch: Callable[[], None], generator: torch.Generator | None, pool: Any) -> torch.cuda.CUDAGraph:
         """Take down what `launch` launches on the present device."""
         device = torch.cuda.current_device()

@@ -6,6 +6,9 @@ was queued for another before: it may need its results. The queue is bounded.
 Code that the device calls back may record and read, on a worker too. So nobody waits for a worker with the recorder's
 lock held; and a worker that needs the result of something queued runs the queue itself, in order, up to there.
 
+The CPU's threads belong to whoever computes: a thread that queues work gives its OpenMP pool up, and so does a worker
+that has nothing to do.
+
 A worker's thread-local state is clean: no autocast, no function transforms of the user's thread. It runs below
 autograd, with grad mode on: the state in which eager runs its kernels, some of which ask for it.
 """
@@ -27,6 +30,7 @@ from torch_ltc.config import settings
 from torch_ltc.deferred import deferred
 from torch_ltc.errors import LtcError
 from torch_ltc.execute.kernel_warnings import has_kernel_warnings, keep_warnings, show_kernel_warnings
+from torch_ltc.pytorch.openmp import release_pool
 from torch_ltc.pytorch.private import below_autograd, set_flush_denormal, set_threads
 from torch_ltc.record.buffer import Buffer
 from torch_ltc.record.call_site import current_source
@@ -35,6 +39,9 @@ from torch_ltc.record.recorder import recorder
 __all__ = ["NOTHING", "Executor", "Uses", "executor"]
 
 Result = TypeVar("Result")
+# What it costs to end an OpenMP thread and to make it again: a worker keeps its pool for as long after its last item,
+# so that it wastes no more than that, whether or not there is a next one at once.
+_THREAD_S = 50e-6
 
 
 class Uses:
@@ -92,6 +99,8 @@ class _Worker:
         self.last: Future[Any] | None = None
         # True when denormal numbers are flushed on its thread.
         self.flush = False
+        # How many OpenMP threads its kernels may have since it gave them up.
+        self.threads = 1
 
     def running_item(self, future: Future[Any]) -> _Item | None:
         """The item under way whose result this is."""
@@ -144,6 +153,8 @@ class Executor:
             worker = self._by_device.get(device) or self._start(device)
             others = [one.last for one in self._by_device.values() if one is not worker and one.last is not None]
             item = _Item(work, uses, others, self.flush_denormal)
+            if item.threads > 1 and settings.device_type == "cpu":
+                release_pool()
             self._waiting += 1
             worker.last = item.future
             worker.items.append(item)
@@ -168,12 +179,25 @@ class Executor:
     def _serve(self, worker: _Worker) -> None:
         self._workers[threading.get_ident()] = worker
         while True:
-            worker.ready.get()
+            if worker.threads > 1:
+                self._linger(worker)
+            else:
+                worker.ready.get()
             self._run_next(worker)
+
+    def _linger(self, worker: _Worker) -> None:
+        """Wait for the next item; give the OpenMP pool up when it does not come soon."""
+        try:
+            worker.ready.get(timeout=_THREAD_S * (worker.threads - 1))
+        except queue.Empty:
+            release_pool()
+            worker.threads = 1
+            worker.ready.get()
 
     def _run_next(self, worker: _Worker) -> None:
         item = worker.items.popleft()
         worker.running.append(item)
+        worker.threads = max(worker.threads, item.threads)
         keep_warnings()
         result, raised = None, None
         try:
@@ -279,4 +303,4 @@ class Executor:
 
 executor = Executor()
 os.register_at_fork(after_in_child=executor.forget)
-atexit.register(deferred.warn_of_errors)
+atexit.register(deferred.show_errors_at_exit)

@@ -11,11 +11,13 @@ import threading
 import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 
 from torch_ltc.errors import LtcError, PoisonedTensorError
 from torch_ltc.formatting import size_text
+from torch_ltc.lowering.out_of_memory import is_out_of_memory
 from torch_ltc.program.instruction import Call, Program
 from torch_ltc.record.buffer import Buffer, physical_device
 from torch_ltc.source import UNKNOWN, Source
@@ -33,8 +35,6 @@ __all__ = [
     "summary_text",
 ]
 
-# How an allocator says that there is no room; only CUDA's has an exception of its own.
-_NO_ROOM = ("DefaultCPUAllocator", "not enough memory", "can't allocate memory", "out of memory")
 _SHOWN = 5
 _PROCESS_PAGES = "/proc/self/statm"
 
@@ -82,8 +82,10 @@ class MemoryCount:
             size_bytes = buffer.size_bytes
         reference = weakref.ref(buffer, self._release)
         with self._lock:
+            # A gradient that a replay writes to anew is counted once.
+            counted = self._held.get(reference, (0, None, 0))[0]
             self._held[reference] = (size_bytes, maker, self.run)
-            self.current_bytes += size_bytes
+            self.current_bytes += size_bytes - counted
             self.peak_bytes = max(self.peak_bytes, self.current_bytes)
 
     def _release(self, reference: weakref.ref[Buffer]) -> None:
@@ -154,28 +156,24 @@ def physical_figures() -> dict[str, int]:
     return {"process_bytes.current": current, "process_bytes.peak": max(current, peak)}
 
 
-def summary_text(figures: Mapping[str, int], physical: Mapping[str, int], holdings: Iterable[Holding]) -> str:
+def summary_text(
+    figures: Mapping[str, int],
+    physical: Mapping[str, int],
+    holdings: Iterable[Holding],
+    graphs: Mapping[str, int] = MappingProxyType({}),
+) -> str:
     """The memory of the device for people."""
     now, most = figures["allocated_bytes.all.current"], figures["allocated_bytes.all.peak"]
     lines = [f"live buffers: {size_text(now)} in {figures['allocation.all.current']}, at most {size_text(most)}"]
     lines += [f"  {holding}" for holding in holdings]
+    if graphs.get("graphs.count"):
+        lines += [f"graphs: {size_text(graphs['graphs.bytes'])} in {graphs['graphs.count']} captured programs"]
     lines += [f"physical device {physical_device()}:"]
     lines += [f"  {name.replace('_', ' ').replace('.', ', ')}: {size_text(size)}" for name, size in physical.items()]
     return "\n".join(lines) + "\n"
 
 
 # ---- running out of it -----------------------------------------------------------------------------------------------
-
-
-def is_out_of_memory(error: BaseException | None) -> bool:
-    """True when this error, or one that caused it, is an out-of-memory error."""
-    while error is not None:
-        if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
-            return True
-        if isinstance(error, RuntimeError) and any(text in str(error) for text in _NO_ROOM):
-            return True
-        error = error.__cause__
-    return False
 
 
 def largest_value(program: Program) -> str:

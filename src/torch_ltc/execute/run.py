@@ -19,10 +19,11 @@ from torch_ltc.deferred import deferred
 from torch_ltc.errors import BackendError, ExecutionError, LtcError
 from torch_ltc.events import ExecuteEvent, RefusalEvent, emit
 from torch_ltc.execute.capture import Capture, graphs_of
-from torch_ltc.execute.memory import is_out_of_memory
+from torch_ltc.execute.choice import choice_of, wait_for_device
 from torch_ltc.lowering.functional_computation import Memory
 from torch_ltc.lowering.interface import Arguments, Computation, FunctionComputation, Outcome
 from torch_ltc.lowering.lower import Executable
+from torch_ltc.lowering.out_of_memory import is_out_of_memory
 from torch_ltc.lowering.registry import registry
 from torch_ltc.lowering.result_checks import check_count, check_result, fitted
 from torch_ltc.pytorch.profiler_ranges import span
@@ -44,11 +45,34 @@ def execute_entry(
     where it must not be captured."""
     entry.runs += 1
     if policy.check == "off" and not policy.repro_dir:
+        if policy.measures:
+            return _execute_chosen(entry, arguments, policy, tell, previous)
         return _execute(entry, select_executable(entry, arguments, policy), arguments, policy, tell, previous)
     run = Run(entry, arguments, policy.backend, policy.check, policy.repro_dir)
     with running(run):
         run.executable = executable = select_executable(entry, arguments, policy)
         return with_hooks(run, lambda: _execute(entry, executable, arguments, policy, tell))
+
+
+def _execute_chosen(
+    entry: CachedProgram,
+    arguments: Arguments,
+    policy: TierPolicy,
+    tell: Callable[[ExecuteEvent], None],
+    previous: Sequence[weakref.ref[Buffer]] | None,
+) -> Outcome:
+    """Run a program in the form that was chosen for it by measurement, or that is being measured."""
+    form, measured = choice_of(entry, policy).next(entry, arguments, policy)
+    chosen = policy.on(form.backend, form.captured)
+    executable = select_executable(entry, arguments, chosen)
+    if not measured:
+        return _execute(entry, executable, arguments, chosen, tell, previous)
+
+    def note(event: ExecuteEvent) -> None:
+        form.note(event)
+        tell(event)
+
+    return _execute(entry, executable, arguments, chosen, note, previous, measured=True)
 
 
 def _execute(
@@ -58,7 +82,11 @@ def _execute(
     policy: TierPolicy,
     tell: Callable[[ExecuteEvent], None],
     previous: Sequence[weakref.ref[Buffer]] | None = None,
+    *,
+    measured: bool = False,
 ) -> Outcome:
+    if measured:
+        wait_for_device(arguments.device)
     used = registry.reference if executable is None else policy.backend
     began = time.perf_counter()
     failed, captured = True, False
@@ -75,6 +103,8 @@ def _execute(
             else:
                 outcome = _run_compiled(entry, executable, arguments, policy)
         failed = bool(outcome.failures)
+        if measured:
+            wait_for_device(arguments.device)
     finally:
         tell(ExecuteEvent(entry.program.identity, used.name, time.perf_counter() - began, failed, captured))
     return outcome
@@ -88,16 +118,17 @@ def _run_captured(
     previous: Sequence[weakref.ref[Buffer]],
 ) -> Outcome | None:
     """Run the graphs of a program, if it has any or is to have some."""
-    if entry.capture is None:
+    # Whoever forgets the program takes it away, on another thread.
+    capture: Capture | None = entry.capture
+    if capture is None:
         graphs = graphs_of(entry.program.device)
         if graphs is None:
             return None
-        entry.capture = Capture(entry, graphs)
+        capture = entry.capture = Capture(entry, graphs)
     if executable is not None and not executable.proven:
         return None
     computation = None if executable is None else executable.computation
-    outcome: Outcome | None = entry.capture.run(computation, arguments, previous, policy.captures == "always")
-    return outcome
+    return capture.run(computation, arguments, previous, policy.captures == "always")
 
 
 def _reference(entry: CachedProgram) -> Computation:
@@ -123,7 +154,8 @@ def _run_compiled(entry: CachedProgram, executable: Executable, arguments: Argum
     saved = _Saved(entry, executable, arguments)
     try:
         outcome = computation.run(arguments)
-        _check(entry, computation, outcome, arguments, policy.backend.name)
+        if not computation.checks_results:
+            _check(entry, computation, outcome, arguments, policy.backend.name)
     except Exception as error:
         if is_out_of_memory(error):
             # Any call may have run out of memory, also after writes that were not saved: nothing can be repeated.

@@ -6,9 +6,10 @@ place.
 
 from __future__ import annotations
 
+import operator
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TypeVar
 
 import torch
@@ -42,7 +43,7 @@ from torch_ltc.program.spec import Spec, keep_bounded, spec_of
 from torch_ltc.program.tree import Node
 from torch_ltc.pytorch.private import below_autograd
 from torch_ltc.pytorch.profiler_ranges import span
-from torch_ltc.record.buffer import Buffer, buffer_of, new_buffer, physical_device, poisoned, remembered
+from torch_ltc.record.buffer import Buffer, buffer_of, physical_device, poisoned, remembered
 from torch_ltc.record.call_site import Source, current_source
 from torch_ltc.record.recorder import pending_full, recorder
 
@@ -51,6 +52,8 @@ Result = TypeVar("Result")
 # Bounds on interned specs, and on programs that differ only in their live outputs.
 _MOST_SPECS = 200_000
 _MOST_LIVE_SETS = 16
+_PLAIN = frozenset((torch.Tensor,))
+_data, _error, _spec = operator.attrgetter("data"), operator.attrgetter("error"), operator.attrgetter("spec")
 
 program_synced = Hook[[CachedProgram], None]("program synced", "after a program was queued, on the user's thread")
 
@@ -125,7 +128,7 @@ def _queue(
     entry.latest = scalars
     # As it is now: a scope that is left before the program runs still counts.
     policy = TierPolicy.current()
-    made = [*outputs, *(inputs[i] for i in entry.written)]
+    made = [*outputs, *[inputs[i] for i in entry.written]]
     previous = _previous_outputs(entry, outputs, policy)
     run = lambda: _run(entry, inputs, scalars, lines, outputs, previous, policy)  # noqa: E731
     job = executor.submit(run, Uses(inputs, made), wait=False)
@@ -137,20 +140,15 @@ def _queue(
     for buffer in made:
         buffer.forget_views()
         buffer.job = job
-    for buffer, number in zip(outputs, entry.program.outputs, strict=True):
-        buffer.maker = (entry.program, number)
+    for buffer, origin in zip(outputs, entry.origins, strict=True):
+        buffer.maker = origin
 
 
-def replay(
-    entry: CachedProgram, inputs: list[Buffer], scalars: list[object], reused: Mapping[int, Buffer]
-) -> list[Buffer]:
-    """Queue a known program on these buffers and numbers, without recording it; returns the buffers of its outputs,
-    which are new ones except for those to be `reused`."""
+def replay(entry: CachedProgram, inputs: list[Buffer], scalars: list[object], outputs: list[Buffer]) -> None:
+    """Queue a known program on these buffers and numbers, without recording it."""
     began = time.perf_counter()
-    outputs = [reused.get(i) or new_buffer(spec, 0) for i, (_, spec) in enumerate(entry.outputs)]
     cut(SyncReason.JIT, then=lambda: _queue(entry, inputs, scalars, {}, outputs))
     _tell(entry, SyncReason.JIT, True, len(outputs), 0.0, began)
-    return outputs
 
 
 def _previous_outputs(entry: CachedProgram, outputs: list[Buffer], policy: TierPolicy) -> list[weakref.ref[Buffer]]:
@@ -158,9 +156,16 @@ def _previous_outputs(entry: CachedProgram, outputs: list[Buffer], policy: TierP
     are meant to be."""
     if policy.captures == "off" or graphs_of(entry.program.device) is None:
         return []
-    previous: list[weakref.ref[Buffer]] = entry.last_outputs
-    entry.last_outputs = [weakref.ref(buffer) for buffer in outputs]
-    return [old for old, new in zip(previous, outputs, strict=True) if old() is not new] if previous else []
+    last: list[weakref.ref[Buffer]] = entry.last_outputs
+    if not last:
+        last[:] = [weakref.ref(buffer) for buffer in outputs]
+        return []
+    previous = []
+    for position, (old, new) in enumerate(zip(last, outputs, strict=True)):
+        if old() is not new:
+            previous.append(old)
+            last[position] = weakref.ref(new)
+    return previous
 
 
 def _tell(entry: CachedProgram, reason: SyncReason, known: bool, outputs: int, record_s: float, began: float) -> None:
@@ -215,7 +220,7 @@ def _run(
     """Run one program and install its results."""
     told: list[ExecuteEvent] = []
     try:
-        outcome = execute_entry(entry, _arguments(entry.program, inputs, scalars, lines), policy, told.append, previous)
+        outcome = execute_entry(entry, _arguments(entry, inputs, scalars, lines), policy, told.append, previous)
     except BaseException as error:  # a backend's SystemExit, too: nobody else would hear of it on this thread
         outcome = _all_lost(entry, error)
     for position, data in outcome.replaced.items():
@@ -245,14 +250,30 @@ def _all_lost(entry: CachedProgram, error: BaseException) -> Outcome:
     return Outcome([lost] * len(entry.program.outputs), [lost])
 
 
-def _arguments(program: Program, inputs: list[Buffer], scalars: list[object], lines: dict[int, Source]) -> Arguments:
+def _arguments(
+    entry: CachedProgram, inputs: list[Buffer], scalars: list[object], lines: dict[int, Source]
+) -> Arguments:
     device = physical_device()
+    buffers = [inputs[position] for position in entry.input_buffers]
+    held: list[Held] = list(map(_data, buffers))
+    plain = (
+        _PLAIN.issuperset(map(type, held))
+        and not any(map(_error, buffers))
+        and all(map(operator.is_, map(_spec, buffers), entry.input_specs))
+    )
+    if not plain:
+        held = _held(entry.program, inputs, device)
+    return Arguments(held, scalars, device_random.generator, device, lines, replaceable=True, plain=plain)
+
+
+def _held(program: Program, inputs: list[Buffer], device: torch.device) -> list[Held]:
+    """What stands for each input: a view, a handle, an error, or memory that nobody has written to."""
     held: list[Held] = []
     _open_handles(program, inputs)
     for instruction in program.inputs:
         buffer = inputs[instruction.buffer]
         held.append(poisoned(buffer.error[0]) if buffer.error is not None else buffer.held(instruction.spec, device))
-    return Arguments(held, scalars, device_random.generator, device, lines, replaceable=True)
+    return held
 
 
 def _open_handles(program: Program, inputs: list[Buffer]) -> None:

@@ -31,7 +31,9 @@ def one_by_one(op: OpOverload) -> Callable[..., Any]:
     return run
 
 
-def _list_operators() -> dict[OpOverload, Callable[..., Any]]:
+@cache
+def list_operators() -> Table:
+    """Each operator on lists of tensors that PyTorch has a slow form for, with that form."""
     found: dict[OpOverload, Callable[..., Any]] = {}
     for name in dir(aten):
         if name.startswith("_foreach_") and not name.endswith("_"):
@@ -101,7 +103,7 @@ def core_aten() -> Table:
     table: dict[OpOverload, Callable[..., Any]] = dict(core_aten_decompositions())
     extra: Any = get_decompositions(_ALSO_DECOMPOSED)
     table.update(extra)
-    table.update(_list_operators())
+    table.update(list_operators())
     table.update(_OURS)
     table[aten.lerp.Scalar] = lerp
     table[aten.addmm.default], table[aten.addmv.default] = addmm, addmv

@@ -18,7 +18,7 @@ from torch_ltc.lowering.number_ranges import all_hold, number_ranges
 from torch_ltc.lowering.partition import Part
 from torch_ltc.lowering.result_checks import check_count, check_result, fitted
 from torch_ltc.program.effects import may_fail
-from torch_ltc.program.instruction import Call, Program, Value
+from torch_ltc.program.instruction import Call, Program, Update, Value
 from torch_ltc.program.spec import Spec
 from torch_ltc.program.text import call_text
 
@@ -52,8 +52,13 @@ class FunctionalComputation(Computation):
         self.program = recorded
         self.functional = functional
         self.takes_handles = True
-        self.keeps_inputs = backend.keeps_inputs and _nothing_fails_late(parts)
-        self.restored = () if self.keeps_inputs else inputs_at_risk(functional.program, functional.parameters)
+        self.checks_results = True
+        self.restored = inputs_at_risk(backend, functional, parts)
+        self.keeps_inputs = backend.keeps_inputs and not self.restored
+        # True after a run whose results were right as the functions returned them, if they will be at every run.
+        self._settled = False
+        self._repeats = backend.repeats_layouts and all(compiled.part.direct is None for compiled in parts)
+        self._updates = [(update.input, update.number) for update in functional.program.updates]
         self._backend = backend.name
         # The classes of the handles that its functions have returned: data behind any other handle comes as a tensor.
         self._handles = handles_of(backend)
@@ -77,6 +82,7 @@ class FunctionalComputation(Computation):
             raise CompileError(f"inputs of program {program.identity} share their memory in another way")
         bound = copy(self)
         bound.program = program
+        bound._settled = False
         bound.functional = replace(self.functional, parameters=parameters)
         bound._expected = _expected(program)
         named = {symbol.name: value for symbol, value in zip(self._pure.symbols, symbols, strict=True)}
@@ -100,8 +106,19 @@ class FunctionalComputation(Computation):
             values[number] = torch.tensor(arguments.scalars[slot], dtype=dtype)
         for compiled in self._parts:
             self._run_part(compiled, values, arguments)
+        if self._settled and all(values[number] is given[position] for position, number in self._updates):
+            return Outcome([values[number] for number in self._pure.outputs])
         self._check(given, values)
-        return self._install(given, values, arguments)
+        outcome = self._install(given, values, arguments)
+        self._settled = self._repeats and self._passes_on(given, values, outcome)
+        return outcome
+
+    def _passes_on(self, given: list[Any], values: dict[int, Any], outcome: Outcome) -> bool:
+        """True when the results were what the functions returned, as it was, and nothing was copied."""
+        results = zip(outcome.results, self._pure.outputs, strict=True)
+        return all(result is values[number] for result, number in results) and all(
+            values[number] is given[position] for position, number in self._updates
+        )
 
     def _given(self, parameter: Parameter, arguments: Arguments) -> torch.Tensor | BackendData:
         held = arguments.held[parameter.position]
@@ -117,7 +134,9 @@ class FunctionalComputation(Computation):
         elif compiled.function is not None:
             given = [values[number] for number in compiled.takes]
             results = check_count(self._backend, part.program, compiled.function(*given), len(compiled.gives))
-            self._handles.update(type(result) for result in results if isinstance(result, BackendData))
+            for result in results:
+                if isinstance(result, BackendData):
+                    self._handles.add(type(result))
             values.update(zip(compiled.gives, results, strict=True))
         for number in part.dead:
             del values[number]
@@ -194,8 +213,11 @@ class Memory:
 
     def own(self, held: torch.Tensor | BackendData, spec: Spec) -> torch.Tensor | BackendData:
         """The data itself if its memory is nobody's, else a copy."""
-        identity = self._identity(held)
-        oversized = isinstance(held, torch.Tensor) and _is_small_part(held, spec)
+        if isinstance(held, BackendData):
+            identity, oversized = id(held), False
+        else:
+            storage = held.untyped_storage()
+            identity, oversized = int(storage._cdata), _is_small_part(storage, spec)
         if identity in self._known or oversized:
             # `clone` keeps strides only of dense tensors; a result laid out with holes is rare and copied as it lies.
             tensor = _tensor(held)
@@ -206,36 +228,43 @@ class Memory:
         return held
 
 
-def _is_small_part(tensor: torch.Tensor, spec: Spec) -> bool:
+def _is_small_part(storage: torch.UntypedStorage, spec: Spec) -> bool:
     """True for a view into memory that is much larger than itself, which it would keep alive."""
-    return int(tensor.untyped_storage().nbytes()) > 2 * spec.extent() * spec.dtype.itemsize + 1024
+    return int(storage.nbytes()) > 2 * spec.extent() * spec.dtype.itemsize + 1024
 
 
-def _nothing_fails_late(parts: list[CompiledPart]) -> bool:
-    """True when the backend runs one part, and no call that may fail comes after it."""
-    places = [i for i, compiled in enumerate(parts) if compiled.function is not None]
-    later = [compiled.part.direct for compiled in parts[places[0] + 1 :]] if places else []
-    return len(places) <= 1 and not any(call is not None and may_fail(call) for call in later)
+def inputs_at_risk(backend: Backend, functional: Functional, parts: list[CompiledPart]) -> tuple[int, ...]:
+    """Positions of the inputs that a run may have overwritten when a call fails: those that a part updates before a
+    later part fails, or before its own code ends at a call that their new value does not depend on. What no part
+    updates by itself is written after everything has run."""
+    parameter_of = {i.number: functional.parameters[n] for n, i in enumerate(functional.program.inputs)}
+    at_risk: set[int] = set()
+    fails_later = False
+    for compiled in reversed(parts):
+        program, direct = compiled.part.program, compiled.part.direct
+        if direct is not None:
+            fails_later |= may_fail(direct)
+            continue
+        for update in _updates_at_risk(program, backend, fails_later):
+            at_risk.add(parameter_of[program.inputs[update.input].number].position)
+        fails_later |= any(backend.may_fail(call) for call in program.calls)
+    return tuple(sorted(at_risk))
 
 
-def inputs_at_risk(program: Program, parameters: tuple[Parameter, ...]) -> tuple[int, ...]:
-    """Positions of updated inputs that a compiler may write to before the last call that may fail has run: those whose
-    new value does not depend on every such call."""
-    failing = [index for index, call in enumerate(program.calls) if may_fail(call)]
+def _updates_at_risk(program: Program, backend: Backend, fails_later: bool) -> Sequence[Update]:
+    if fails_later:
+        return program.updates
+    specs = program.specs()
+    failing = frozenset(index for index, call in enumerate(program.calls) if backend.fails_midway(call, specs))
     if not failing:
         return ()
     reached: dict[int, frozenset[int]] = {}
     nothing: frozenset[int] = frozenset()
     for index, call in enumerate(program.calls):
-        own = frozenset({index}) if index in failing else nothing
+        own = failing & {index}
         for number, operands in _dependences(call):
             reached[number] = own.union(*(reached.get(operand, nothing) for operand in operands))
-    everything = frozenset(failing)
-    return tuple(
-        parameters[update.input].position
-        for update in program.updates
-        if reached.get(update.number, nothing) != everything
-    )
+    return [update for update in program.updates if reached.get(update.number, nothing) != failing]
 
 
 def _dependences(call: Call) -> list[tuple[int, Sequence[int]]]:

@@ -19,6 +19,7 @@ from torch_ltc import metrics
 from torch_ltc.config import settings
 from torch_ltc.errors import BackendError, CompileError, LtcError
 from torch_ltc.lowering.backend_data import BackendData, BackendDevice, BackendDeviceType, common_device
+from torch_ltc.program.effects import may_fail
 from torch_ltc.program.instruction import Call, Input, Program
 from torch_ltc.program.spec import Spec
 from torch_ltc.program.text import program_text
@@ -65,7 +66,7 @@ class Arguments:
     an input which the program updates may be given other memory, in `Outcome.replaced`.
     """
 
-    __slots__ = ("held", "scalars", "generator", "device", "sources", "replaceable", "_inputs")
+    __slots__ = ("held", "scalars", "generator", "device", "sources", "replaceable", "_plain", "_inputs")
 
     def __init__(
         self,
@@ -75,6 +76,7 @@ class Arguments:
         device: torch.device,
         sources: Mapping[int, Source] | None = None,
         replaceable: bool = False,
+        plain: bool = False,
     ) -> None:
         self.held = held
         self.scalars = scalars
@@ -83,12 +85,26 @@ class Arguments:
         # Where calls that may fail were recorded this time, by the identity of the call.
         self.sources: Mapping[int, Source] = {} if sources is None else sources
         self.replaceable = replaceable
-        self._inputs: list[torch.Tensor | LtcError] | None = None
+        self._plain = plain
+        # When plain, the very list: most inputs of most programs are.
+        self._inputs: list[torch.Tensor | LtcError] | None = held if plain else None  # type: ignore[assignment]
+
+    @property
+    def plain(self) -> bool:
+        """True when every input is a PyTorch tensor: no handle, and none lost."""
+        return self._plain or all(isinstance(held, torch.Tensor) for held in self.held)
+
+    @property
+    def lost(self) -> bool:
+        """True when an input was lost."""
+        return not self._plain and any(isinstance(held, LtcError) for held in self.held)
 
     def make_writable(self, positions: Sequence[int]) -> dict[int, torch.Tensor | BackendData]:
         """Before a run that writes in place: tensors instead of handles at these positions. They replace what stands
         for the inputs outside."""
         made: dict[int, torch.Tensor | BackendData] = {}
+        if self._plain:
+            return made
         held = list(self.held)
         for position in positions:
             item = held[position]
@@ -136,6 +152,8 @@ class Computation(abc.ABC):
     keeps_inputs: bool = False
     # True if it takes handles as they are, and says in `Outcome.replaced` what becomes of the inputs that it updates.
     takes_handles: bool = False
+    # True if `run` itself compares its results with what was recorded, and lays them out so.
+    checks_results: bool = False
 
     @abc.abstractmethod
     def run(self, arguments: Arguments) -> Outcome:
@@ -265,6 +283,9 @@ class Backend(abc.ABC):
     eager_random: bool = True
     # True if a function that raises has left every input that it was given as it was: nothing is saved before it runs.
     keeps_inputs: bool = False
+    # True if the results of a functional program's function have the same dtypes, sizes and strides at every run, and
+    # share memory with each other and with inputs in the same way: they are checked until a run needed no correction.
+    repeats_layouts: bool = False
     # What the conformance suite holds it to: equal bits, or tolerances (relative, absolute) by dtype where they differ
     # from PyTorch's own; and what is known to be wrong, as "operator/dtype/what", with the reason.
     exact_values: bool = False
@@ -291,6 +312,16 @@ class Backend(abc.ABC):
         """True when `compile` can take this call of a functional program; the others run with PyTorch's own kernels."""
         del call
         return True
+
+    def may_fail(self, call: Call) -> bool:
+        """True when a function that contains this call may raise because of the call's data."""
+        return may_fail(call)
+
+    def fails_midway(self, call: Call, specs: Mapping[int, Spec]) -> bool:
+        """True when such a function may have overwritten some of the inputs that it updates by then: these are saved
+        before each run, unless their new value depends on the call. `specs` are those of all values."""
+        del specs
+        return not self.keeps_inputs and self.may_fail(call)
 
     def decompositions(self) -> Mapping[OpOverload, Callable[..., Any]] | None:
         """Decompositions for the operators of a functional program; None for the core ATen set."""

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from torch_ltc.lowering.interface import Arguments
+from torch_ltc.lowering.out_of_memory import make_room
 from torch_ltc.program.instruction import Call, DeviceGenerator, PhysicalDevice, Scalar, Size, Value
 from torch_ltc.program.spec import Spec
 from torch_ltc.program.specialization import evaluated
@@ -72,7 +73,19 @@ def run_call(call: Call, value_of: Lookup, arguments: Arguments) -> dict[int, An
     """Run the call; its results by value number."""
     args = [fill(operand, value_of, arguments) for operand in call.args]
     kwargs = {name: fill(operand, value_of, arguments) for name, operand in call.kwargs.items()}
-    results = flatten_results(call.op(*args, **kwargs), call)
+    return run_filled(call, args, kwargs)
+
+
+def run_filled(call: Call, args: list[Any], kwargs: dict[str, Any]) -> dict[int, Any]:
+    """Run the call on these arguments; its results by value number."""
+    try:
+        made = call.op(*args, **kwargs)
+    except Exception as error:
+        # A call that writes may have written already.
+        if call.mutated or not make_room(error):
+            raise
+        made = call.op(*args, **kwargs)
+    results = flatten_results(made, call)
     copied = call.layout.copied or ()
     return {
         number: laid_out(result, item.spec) if position in copied else result

@@ -6,11 +6,16 @@ import importlib
 import importlib.metadata
 import warnings
 from collections.abc import Callable
+from typing import Literal
 
 from torch_ltc.errors import BackendError, LtcWarning, UnknownBackendError
 from torch_ltc.lowering.interface import Backend
 
 ENTRY_POINTS = "torch_ltc.backends"
+# In the place of a backend's name: those that are measured against each other.
+AUTO = "auto"
+
+Numerics = Literal["equal", "close"]
 
 
 class Registry:
@@ -26,34 +31,56 @@ class Registry:
         self._reference: Backend | None = None
         self._installed: dict[str, importlib.metadata.EntryPoint] | None = None
         self._ready: set[str] = set()
+        self._measured: dict[str, Numerics] = {}
 
     def register(
-        self, backend: Backend | type[Backend], *, reference: bool = False, origin: str = "registered"
+        self,
+        backend: Backend | type[Backend],
+        *,
+        reference: bool = False,
+        origin: str = "registered",
+        measured: Numerics | None = None,
     ) -> Backend:
-        """Add a backend, or a class of which one is made; a second one of the same name is an error."""
+        """Add a backend, or a class of which one is made; a second one of the same name is an error. With `measured`,
+        "auto" takes it into account: its results are "equal" to eager's to the bit, or "close" to them."""
         made = _made(backend, "register()")
-        if made.name in self._backends or made.name in self._promised:
+        if made.name in self._backends or made.name in self._promised or made.name == AUTO:
             raise BackendError(f"a backend named {made.name!r} is registered already", hint="give yours another name")
         self._backends[made.name] = made
         self._origins[made.name] = origin
+        if measured is not None:
+            self._measured[made.name] = measured
         if reference:
             self._reference = made
         return made
 
-    def promise(self, name: str, path: str) -> None:
+    def promise(self, name: str, path: str, *, measured: Numerics | None = None) -> None:
         """Add a backend that is imported when it is first asked for, from "package.module:Class"."""
         self._promised[name] = lambda: _imported(path)
         self._origins[name] = "built-in"
+        if measured is not None:
+            self._measured[name] = measured
+
+    def numerics(self, name: str) -> Numerics | None:
+        """How near the results of a backend that "auto" measures are to eager's; None for one that it does not."""
+        return self._measured.get(name)
+
+    def measured(self, numerics: str) -> list[Backend]:
+        """The backends that "auto" measures: those whose results are equal to eager's, with "close" all."""
+        return [self.get(name) for name, kind in self._measured.items() if kind == "equal" or numerics == "close"]
 
     def unregister(self, name: str) -> None:
         """Forget a backend. Programs that it compiled go on."""
         self.get(name)
         del self._backends[name]
         self._origins.pop(name, None)
+        self._measured.pop(name, None)
         self._ready.discard(name)
 
     def get(self, name: str) -> Backend:
-        """The backend of this name, ready for use."""
+        """The backend of this name, ready for use; of "auto" the first that is measured."""
+        if name == AUTO:
+            return next(iter(self.measured("equal")), self.reference)
         backend = self._backends.get(name)
         if backend is None:
             backend = self._loaded(name)
@@ -86,9 +113,10 @@ class Registry:
             self._installed = {entry.name: entry for entry in importlib.metadata.entry_points(group=ENTRY_POINTS)}
         return self._installed
 
-    def check(self, name: str) -> None:
-        """Raise unless a backend of this name exists and can be used."""
+    def check(self, name: str, numerics: str = "equal") -> None:
+        """Raise unless a backend of this name exists and can be used, and those that are measured with `numerics`."""
         self.get(name)
+        self.measured(numerics)
 
     def origin(self, name: str) -> str:
         """The origin of a backend, in words."""

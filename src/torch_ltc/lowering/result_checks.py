@@ -38,7 +38,11 @@ def check_count(backend: str, program: Program, results: Any, expected: int) -> 
 
 def check_result(backend: str, program: Program, number: int, result: Any, spec: Spec) -> None:
     """Raise unless the result is data of this dtype and shape."""
-    if isinstance(result, LtcError):
+    if type(result) is torch.Tensor and result.size() == spec.size and result.dtype is spec.dtype:
+        # What nearly all results are.
+        if result.device == program.device:
+            return
+    elif isinstance(result, LtcError):
         return
     if isinstance(result, BackendData):
         size, dtype, device = result.spec.size, result.spec.dtype, result.device.torch

@@ -91,6 +91,17 @@ def _operator(name: str, overload: str) -> OpOverload:
     return found
 
 
+_TORCH_VALUES = (torch.dtype, torch.layout, torch.memory_format)
+
+
+def _torch_value(name: str) -> Any:
+    """The dtype, layout or memory format of this name."""
+    found = getattr(torch, name, None)
+    if not isinstance(found, _TORCH_VALUES):
+        raise pickle.UnpicklingError(f"torch.{name} is no part of a serialized executable")
+    return found
+
+
 class _Pickler(pickle.Pickler):
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, protocol=_PROTOCOL)
@@ -101,6 +112,9 @@ class _Pickler(pickle.Pickler):
             return make_spec, value.key
         if isinstance(value, OpOverload):
             return _operator, (value._schema.name, value._overloadname)
+        if isinstance(value, _TORCH_VALUES):
+            # Python would write one down as an attribute of whichever module it finds first that imports torch.
+            return _torch_value, (str(value).removeprefix("torch."),)
         return NotImplemented
 
 
@@ -150,9 +164,8 @@ class _PlainUnpickler(pickle.Unpickler):
 
 
 _BUILTINS = {"bool", "bytes", "complex", "dict", "float", "frozenset", "int", "list", "range", "set", "slice", "str"}
-_TORCH_VALUES = (torch.dtype, torch.layout, torch.memory_format)
 _OUR_PACKAGES = ("torch_ltc.lowering", "torch_ltc.program", "torch_ltc.source")
-_FUNCTIONS = (make_spec, _operator, _program)
+_FUNCTIONS = (make_spec, _operator, _program, _torch_value)
 
 
 class _ExecutableUnpickler(_PlainUnpickler):
@@ -162,10 +175,8 @@ class _ExecutableUnpickler(_PlainUnpickler):
     def find_class(self, module: str, name: str) -> Any:
         if module == "builtins" and name in _BUILTINS:
             return getattr(builtins, name)
-        if module == "torch":
-            value = getattr(torch, name, None)
-            if isinstance(value, _TORCH_VALUES) or value in (torch.device, torch.Size):
-                return value
+        if module == "torch" and name in ("device", "Size"):
+            return getattr(torch, name)
         if any(module == package or module.startswith(f"{package}.") for package in self._packages):
             found = pickle.Unpickler.find_class(self, module, name)
             if found in _FUNCTIONS or (isinstance(found, type) and found.__module__ == module):

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
+from functools import lru_cache
 
 from torch_ltc.program.instruction import Program
 from torch_ltc.program.text import Sources, program_lines, source_text
@@ -92,7 +93,10 @@ class _Line:
     buffer: int
 
 
-def _parsed(text: str, source: Source) -> _Line:
+# Programs that are compared have most of their lines in common.
+@lru_cache(maxsize=16_384)
+def _parts(text: str) -> tuple[str, str, tuple[int, ...], tuple[int, ...], int]:
+    """What a `_Line` has beside text and source."""
     made: list[int] = []
     used: list[int] = []
     buffer = -1
@@ -103,7 +107,7 @@ def _parsed(text: str, source: Source) -> _Line:
             buffer = int(match["buffer"])
     name = _NAME.search(text)
     shape = _NUMBERED.sub(lambda match: re.sub(r"\d+", "", match[0]), text)
-    return _Line(text, source, shape, name[1] if name else "new value of an input", tuple(made), tuple(used), buffer)
+    return shape, name[1] if name else "new value of an input", tuple(made), tuple(used), buffer
 
 
 def _opcodes(first: Sequence[str], second: Sequence[str]) -> list[tuple[str, int, int, int, int]]:
@@ -207,7 +211,7 @@ def distinct_changes(first: Program | Listing, second: Program | Listing) -> int
 
 def _parsed_lines(program: Program | Listing) -> list[_Line]:
     lines = program_lines(program) if isinstance(program, Program) else program
-    return [_parsed(text, source) for text, source in lines]
+    return [_Line(text, source, *_parts(text)) for text, source in lines]
 
 
 def _title(program: Program | Listing, otherwise: str) -> str:

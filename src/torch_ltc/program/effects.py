@@ -18,27 +18,36 @@ _ARITHMETIC = (
     "maximum minimum lerp addcmul addcdiv eq ne lt le gt ge logical_and logical_or logical_not logical_xor isnan "
     "isinf where masked_fill sigmoid sigmoid_backward tanh_backward threshold_backward relu gelu gelu_backward "
     "silu silu_backward elu elu_backward leaky_relu leaky_relu_backward hardtanh hardtanh_backward softplus "
-    "softplus_backward mish mish_backward hardswish hardswish_backward nan_to_num"
+    "softplus_backward mish mish_backward hardswish hardswish_backward nan_to_num bitwise_and bitwise_or bitwise_xor "
+    "bitwise_not xlogy"
 )
 _FLOAT_ARITHMETIC = "div true_divide pow remainder fmod floor_divide"
 _REDUCTIONS = (
     "sum mean amax amin max min argmax argmin prod var std var_mean norm linalg_vector_norm cumsum any all "
-    "logsumexp _softmax _softmax_backward_data _log_softmax _log_softmax_backward_data softmax log_softmax topk "
-    "sort"
+    "logsumexp _softmax _softmax_backward_data _safe_softmax _log_softmax _log_softmax_backward_data softmax "
+    "log_softmax topk sort"
 )
 _LAYERS = (
     "mm bmm addmm addmv baddbmm addbmm mv dot matmul linear linear_backward matmul_backward "
-    "convolution convolution_backward native_batch_norm native_batch_norm_backward native_layer_norm "
+    "convolution convolution_backward native_batch_norm native_batch_norm_backward "
+    "_native_batch_norm_legit _native_batch_norm_legit_functional _native_batch_norm_legit_no_training "
+    "native_layer_norm "
     "native_layer_norm_backward native_group_norm "
     "native_group_norm_backward max_pool2d_with_indices max_pool2d_with_indices_backward avg_pool2d "
     "avg_pool2d_backward _adaptive_avg_pool2d _adaptive_avg_pool2d_backward nll_loss_backward "
-    "embedding_dense_backward mse_loss mse_loss_backward native_dropout_backward "
+    "embedding_dense_backward mse_loss mse_loss_backward native_dropout_backward smooth_l1_loss "
+    "smooth_l1_loss_backward huber_loss huber_loss_backward binary_cross_entropy_with_logits "
+    "upsample_nearest2d upsample_nearest2d_backward upsample_bilinear2d upsample_bilinear2d_backward "
     "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention_for_cpu_backward "
+    "_scaled_dot_product_flash_attention _scaled_dot_product_flash_attention_backward "
+    "_scaled_dot_product_efficient_attention _scaled_dot_product_efficient_attention_backward "
+    "_scaled_dot_product_cudnn_attention _scaled_dot_product_cudnn_attention_backward "
     "mkldnn_rnn_layer mkldnn_rnn_layer_backward"
 )
 _MEMORY = (
     "copy_ clone fill_ zero_ fill zeros ones full empty empty_strided arange eye linspace scalar_tensor _to_copy "
-    "cat stack repeat roll flip tril triu constant_pad_nd slice_backward select_backward _unsafe_view resize_"
+    "cat stack repeat roll flip tril triu constant_pad_nd slice_backward select_backward _unsafe_view resize_ "
+    "copy zero slice_scatter select_scatter"
 )
 _SAFE = frozenset(
     name + tail for name in f"{_ARITHMETIC} {_REDUCTIONS} {_LAYERS} {_MEMORY}".split() for tail in ("", "_")

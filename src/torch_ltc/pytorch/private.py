@@ -49,7 +49,12 @@ PhysicalGenerator = torch._C.Generator
 DispatchKey = torch._C.DispatchKey
 DispatchKeySet = torch._C.DispatchKeySet
 META = DispatchKeySet(DispatchKey.Meta)
+AUTOCAST = DispatchKeySet(DispatchKey.AutocastPrivateUse1)  # type: ignore[attr-defined]
+AUTOCAST_CUDA = DispatchKeySet(DispatchKey.AutocastCUDA)
 COMPRESSED = DispatchKeySet(DispatchKey.SparseCsrCPU)
+SPARSE_KEY = DispatchKey.SparseCPU
+COORDINATES = DispatchKeySet(SPARSE_KEY)
+VIEW_TRACKING = DispatchKeySet(DispatchKey.ADInplaceOrView)
 # After `use_meta(True)` on a thread, operators on device tensors run their meta kernels there: views become aliases
 # that nobody records. Call it in a `try` whose `finally` calls `include_key(META_KEY, False)`, which takes out what
 # came with it, and then `use_meta(False)`, which takes out the backend: in this order the thread's keys are as before.
@@ -59,9 +64,13 @@ include_key: Callable[[Any, bool], None] = torch._C._dispatch_tls_set_dispatch_k
 # How many of the user's modes would see a call.
 function_modes: Callable[[], int] = torch._C._len_torch_function_stack
 dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
+# True inside of `torch.func` transforms.
+function_transforms: Callable[[], bool] = torch._C._are_functorch_transforms_active
 # A context in which no function mode sees a call.
 no_torch_function: Callable[[], Any] = torch._C.DisableTorchFunction
 below_autograd: Callable[[], Any] = torch._C._AutoDispatchBelowAutograd
+# A context without certain keys.
+without_keys: Callable[[Any], Any] = torch._C._ExcludeDispatchKeyGuard
 all_schemas: Callable[[], list[Any]] = torch._C._jit_get_all_schemas
 has_kernel: Callable[[str], bool] = torch._C._dispatch_has_kernel
 has_kernel_for: Callable[[str, Any], bool] = torch._C._dispatch_has_kernel_for_dispatch_key
@@ -77,6 +86,8 @@ untyped_storage: Callable[[torch.Tensor], torch.UntypedStorage] = TensorBase.unt
 # How many tensors and Python objects hold a storage, by its `_cdata`.
 storage_use_count: Callable[[int], int] = torch._C._storage_Use_Count
 _data: Any = TensorBase.data
+_gradient: Any = TensorBase.grad
+get_gradient: Callable[[torch.Tensor], torch.Tensor | None] = _gradient.__get__
 set_data: Callable[[torch.Tensor, torch.Tensor], None] = _data.__set__
 conj_view: Callable[[torch.Tensor], torch.Tensor] = torch._conj
 neg_view: Callable[[torch.Tensor], torch.Tensor] = torch._neg_view
@@ -85,6 +96,7 @@ from_functional: Callable[[Any], Any] = torch._from_functional_tensor
 sync_functional: Callable[[Any], Any] = torch._sync
 enable_functionalization: Callable[..., None] = torch._enable_functionalization
 disable_functionalization: Callable[[], None] = torch._disable_functionalization
+add_to_each: Callable[[list[torch.Tensor], float], None] = torch._foreach_add_
 attention_choice: Callable[..., int] = torch._fused_sdp_choice
 
 # ---- autograd, modules, the profiler ------------------------------------------------------------------------------
@@ -104,6 +116,11 @@ mkldnn_enabled: Callable[[], bool] = torch._C._get_mkldnn_enabled
 sdp_priority_order: Callable[[], list[int]] = torch._C._get_sdp_priority_order
 overrideable_sdp_enabled: Callable[[], bool] = torch._C._get_overrideable_sdp_enabled
 
+# What `torch.compile` guards with: a number that changes whenever a dict is written to, and the check that tensors
+# are as they were.
+dict_version: Callable[[dict[Any, Any]], int] = torch._C._dynamo.guards.dict_version
+TensorGuards: Any = torch._C._dynamo.guards.TensorGuards
+
 
 def symbolic_function(name: str) -> Any:
     """The function of `math` of this name for symbolic numbers."""
@@ -112,3 +129,13 @@ def symbolic_function(name: str) -> Any:
 
 # A name, not an import: it loads for seconds, and worker processes are to load it and nothing of this package.
 OPERATOR_DATABASE = "torch.testing._internal.common_methods_invocations"
+
+
+def has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
+    """True if somebody wants to know of each step of this optimizer."""
+    return bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
+
+
+def is_view(tensor: torch.Tensor) -> bool:
+    """True if autograd takes the tensor for a view of another."""
+    return tensor._is_view()

@@ -7,6 +7,8 @@ it, what could change.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -23,6 +25,19 @@ _is_class, _is_descriptor = inspect.isclass, inspect.isdatadescriptor
 
 def _exists(found: object) -> bool:
     return True
+
+
+def _changes_with_writes(version: Callable[[dict[str, Any]], int]) -> bool:
+    """True when the version of a module's attributes changes with each kind of write, and with nothing else."""
+    module = torch.nn.Module()
+    seen = [version(vars(module)), version(vars(module))]
+    module.training = False
+    seen.append(version(vars(module)))
+    vars(module)["other"] = 1
+    seen.append(version(vars(module)))
+    del module.other
+    seen.append(version(vars(module)))
+    return seen[0] == seen[1] and len(set(seen)) == len(seen) - 1
 
 
 # fmt: off
@@ -67,10 +82,14 @@ table.add(
     Interface("torch._C.DispatchKeySet", "sets of dispatch keys", "views, composites", _STABLE),
     Interface("torch._C._set_meta_in_tls_dispatch_include", "runs meta kernels on device tensors", "views", _BINDING),
     Interface("torch._C._dispatch_tls_set_dispatch_key_included", "leaves the meta kernels again", "views", _BINDING),
+    Interface("torch._C._ExcludeDispatchKeyGuard", "runs operators below autocast, kernels of sparse tensors",
+              "autocast, sparse tensors", _BINDING),
     Interface("torch._C._len_torch_function_stack", "counts the user's function modes", "modes see views", _BINDING,
               check=lambda count: isinstance(count(), int)),
     Interface("torch._C._len_torch_dispatch_stack", "counts the user's dispatch modes", "modes see `linear`", _BINDING,
               check=lambda count: isinstance(count(), int)),
+    Interface("torch._C._are_functorch_transforms_active", "knows that `torch.func` transforms run",
+              "`torch.func` through `group_norm`", _BINDING, check=lambda active: active() is False),
     Interface("torch._C.DisableTorchFunction", "makes calls that no function mode sees", "`ltc run`", _STABLE),
     Interface("torch._C._AutoDispatchBelowAutograd", "runs programs without autograd", "running programs", _STABLE),
     Interface("torch._C._jit_get_all_schemas", "lists all overloads", "kernels for the device", _BINDING),
@@ -101,6 +120,15 @@ table.add(
     Interface("torch.UntypedStorage._cdata", "identifies a storage", "aliases in fallbacks and checks", _STABLE,
               check=_is_descriptor),
     Interface("torch._C._storage_Use_Count", "finds aliases of parameters and gradients", "`ltc run`, `jit`", _BINDING),
+    *(Interface(f"torch.optim.Optimizer.{name}", "finds hooks of an optimizer", "`GradScaler`", _STABLE, check=_exists)
+      for name in ("register_step_pre_hook", "register_step_post_hook")),
+    Interface("torch._C.TensorBase.grad", "reads gradients", "`jit`", _STABLE, check=_is_descriptor),
+    Interface("torch._foreach_add_", "counts the steps of optimizers", "`jit`", _STABLE),
+    Interface("torch._C._dynamo.guards.dict_version", "sees that a dict was written to", "`jit`", _BINDING,
+              check=_changes_with_writes),
+    Interface("torch._C._dynamo.guards.TensorGuards", "compares the shapes of many tensors at once", "`jit`", _BINDING,
+              check=lambda kind: kind(torch.ones(2), dynamic_dims_sizes=[[2]], dynamic_dims_strides=[[1]]).check(
+                  torch.zeros(2))),
     *(Interface(f"torch.Tensor.{name}", "finds hooks of a parameter", "`ltc run`", _STABLE, check=_is_descriptor)
       for name in ("_backward_hooks", "_post_accumulate_grad_hooks")),
     Interface("torch.multiprocessing.reductions.reduce_tensor", "sends tensors of other devices to another process",
@@ -168,6 +196,8 @@ table.add(
 DEVICE_NAME = "the PrivateUse1 device is named `ltc`, with hooks and a guard; `torch.ltc`; methods as `Tensor.is_ltc`"
 OPTIMIZER_HOOK = "a hook after every `optimizer.step()`"
 PROCESS_TRANSFER = "reducers of `torch.Tensor` and `torch.nn.Parameter` in `multiprocessing.reduction.ForkingPickler`"
+SCALER_HOOK = "a hook before every `optimizer.step()`"
+AUTOCAST_KERNELS = "kernels of `AutocastPrivateUse1`, and a fallthrough for all other operators"
 PIN_MEMORY = "the CPU kernel of `aten::_pin_memory`"
 COMPOSITE_GRADIENTS = "kernels of `aten::linear_backward`, `aten::matmul_backward` on all devices"
 table.add(
@@ -176,6 +206,8 @@ table.add(
     Registration(OPTIMIZER_HOOK, "the sync; `settings.sync_after_optimizer = False` turns it off", "a step has no end"),
     Registration(PROCESS_TRANSFER, "tensors of the device travel as copies on the CPU; others as they did",
                  "tensors of the device on queues, in workers of a DataLoader"),
+    Registration(SCALER_HOOK, "counts of a step that `GradScaler` left out are put right", "`GradScaler` with Adam"),
+    Registration(AUTOCAST_KERNELS, "the lists of the physical device", "`torch.autocast('ltc')`"),
     Registration(PIN_MEMORY, "`pin_memory=True` while `ltc` is the accelerator", "pinned batches", _CALLERS),
     Registration(COMPOSITE_GRADIENTS, "PyTorch has none: programs with composite `linear` need them",
                  "backward of `linear`"),
@@ -200,6 +232,8 @@ table.add(
     Patch("torch._utils._get_obj_state", _COPY, "a loaded tensor reads another value", check=takes("obj")),
     Patch("torch.Tensor.data_ptr", "a number that tells which tensors share memory, and where; no address",
           "saving of shared tensors", _STABLE, python_only=True),
+    *(Patch(f"torch._C.{name}", "looks at the physical memory, after a sync", "tests of `torch._lazy_clone`", _CALLERS)
+      for name in ("_is_cow_tensor", "_data_address")),
     Patch("torch.Tensor.__dlpack__", _POINTER, "libraries crash", _STABLE),
     Patch("torch.utils.dlpack.to_dlpack", _POINTER, "libraries crash", _STABLE),
     Patch("torch.to_dlpack", _POINTER, "libraries crash", _STABLE),
@@ -237,6 +271,11 @@ table.add(
     *(Patch(path, _SWITCH, "values by the new one", _CALLERS, optional=True) for path in (
         "torch.set_default_dtype", "torch.set_default_tensor_type", "torch.set_num_threads",
         "torch.set_flush_denormal", "torch.backends.ContextProp.__set__", *SETTERS)),
+    Patch("torch.amp.GradScaler._maybe_opt_step", "decides in the program whether a step counts", "a sync a step",
+          check=takes("self", "optimizer", "optimizer_state")),
+    Patch("torch.clear_autocast_cache", "forgets cast parameters of the device too", "old values of parameters"),
+    *(Patch(f"torch.{name}", "chosen as on the physical device until it is set", "float16 on the CPU") for name in (
+        "get_autocast_dtype", "set_autocast_dtype")),
     Patch("torch.autograd.graph._engine_run_backward", _BACKWARD, "an error in a hook ends the process"),
     Patch("torch.autograd._engine_run_backward", _BACKWARD, "an error in a hook ends the process"),
 )

@@ -24,23 +24,14 @@ from torch_ltc.config import settings
 from torch_ltc.errors import JitError
 from torch_ltc.events import Event, FallbackEvent, SyncEvent, SyncReason, UploadEvent, subscribe
 from torch_ltc.execute.executor import executor
-from torch_ltc.execute.sync import cut, live_outputs, pending_entry, replay
+from torch_ltc.execute.sync import cut, live_outputs, pending_entry
 from torch_ltc.program.spec import spec_of
-from torch_ltc.pytorch.private import pytree, storage_use_count
-from torch_ltc.record.buffer import Buffer, buffer_of, find_buffer, storage_of
+from torch_ltc.record.buffer import buffer_of
 from torch_ltc.record.recorder import recorder
 from torch_ltc.replay.numbers import NumberRules, WatchedFloat
-from torch_ltc.replay.recorded_call import (
-    Anatomy,
-    Argument,
-    Made,
-    NotReplayable,
-    RecordedCall,
-    Unsettled,
-    is_lazy,
-    named_numbers,
-)
-from torch_ltc.replay.state import State, TooMuchState
+from torch_ltc.replay.plan import Plan
+from torch_ltc.replay.recorded_call import Anatomy, NotReplayable, RecordedCall, Unsettled, named_numbers
+from torch_ltc.replay.state import State, TooMuchState, is_lazy
 
 __all__ = ["JitFunction", "jit"]
 
@@ -113,7 +104,7 @@ class _Calls:
     rules: NumberRules = field(default_factory=NumberRules)
     last: RecordedCall | None = None
     settled: RecordedCall | None = None
-    guard: Callable[[], str] = str
+    plan: Plan | None = None
     recordings: int = 0
     replays: int = 0
     since_verified: int = 0
@@ -160,7 +151,12 @@ class JitFunction:
         """Replay the call, or record it."""
         leaves: list[Any] = []
         structure = _flatten((args, kwargs), leaves)
-        modes = (torch.is_grad_enabled(), torch.is_autocast_enabled("ltc"), recorder.torch_state)
+        modes = (
+            torch.is_grad_enabled(),
+            torch.is_inference_mode_enabled(),
+            torch.is_autocast_enabled("ltc") and torch.get_autocast_dtype("ltc"),
+            recorder.torch_state,
+        )
         kind = (structure, tuple([_kind(leaf) for leaf in leaves]), modes)
         calls = self._calls.get(kind)
         if calls is None:
@@ -203,7 +199,14 @@ class JitFunction:
         except TooMuchState as error:
             return self._refuse(calls, str(error), lambda: self._function(*args, **kwargs))
         seen: list[Event] = []
-        stops = [subscribe(seen.append, kind) for kind in (SyncEvent, FallbackEvent, UploadEvent)]
+        thread = threading.get_ident()
+
+        def see(event: Event) -> None:
+            # Another thread may upload the next batches meanwhile.
+            if not isinstance(event, UploadEvent) or threading.get_ident() == thread:
+                seen.append(event)
+
+        stops = [subscribe(see, kind) for kind in (SyncEvent, FallbackEvent, UploadEvent)]
         printed = _Printed(sys.stdout)
         sys.stdout = printed
         try:
@@ -271,21 +274,7 @@ class JitFunction:
             if calls.recordings >= _MOST_RECORDINGS:
                 self._refuse(calls, f"after {calls.recordings} recordings, {calls.reason}")
             return
-        calls.settled = made
-        self._arm(calls)
-
-    def _arm(self, calls: _Calls) -> None:
-        """Guard what a replay relies on."""
-        settled = calls.settled
-        assert settled is not None
-        skipped = {place.identity for place, _ in settled.places}
-        skipped |= {place.identity for place, _ in settled.counters}
-        skipped |= {place.identity for place in settled.rates}
-        counted = {id(tensor) for tensor, _ in settled.host_tensors}
-        skipped |= {identity for identity, value in settled.after.values.items() if id(value) in counted}
-        calls.guard = settled.after.guard(skipped)
-        # What the places held then is not kept alive.
-        settled.after.values.clear()
+        calls.settled, calls.plan = made, Plan(made)
 
     def _take_apart(self, before: State, after: State, leaves: list[Any], result: Any) -> RecordedCall:
         """Say what a recorded call, which is still pending, took and made."""
@@ -301,13 +290,10 @@ class JitFunction:
 
     def _replay(self, calls: _Calls, leaves: list[Any]) -> tuple[bool, Any]:
         """True and the result, or False when the call has to be recorded."""
-        settled = calls.settled
+        settled, plan = calls.settled, calls.plan
         assert settled is not None
-        changed = calls.guard()
-        if not changed:
-            changed = next(("a gradient" for t, had in settled.gradients if (t.grad is not None) is not had), "")
-        if not changed and not all(find_buffer(tensor) is buffer for tensor, buffer in settled.captured):
-            changed = "the memory of a captured tensor"
+        assert plan is not None
+        changed = plan.change()
         if changed:
             calls.reason = f"{changed} has changed"
             return False, None
@@ -318,63 +304,9 @@ class JitFunction:
         if scalars is None:
             calls.reason = "a number has changed, and it is not certain yet what follows from it"
             return False, None
-        inputs = [buffer_of(leaves[item]) if isinstance(item, int) else item for item in settled.inputs]
         calls.replays += 1
         calls.surprises = 0
-        reused = _reusable(settled)
-        # Nobody sees a gradient between its end and its new value.
-        for place, made in settled.places:
-            if made.output not in reused and isinstance(place.holder, torch.Tensor):
-                place.put(None)
-        buffers = replay(settled.entry, inputs, scalars, reused)
-        bases: dict[int, torch.Tensor] = {}
-        for place, made in settled.places:
-            if made.output not in reused:
-                place.put(made.tensor(buffers, bases))
-        for place, step in settled.counters:
-            place.put(place.get() + step)
-        for tensor, step in settled.host_tensors:
-            tensor.add_(step)
-        returned = [
-            leaf.tensor(buffers, bases)
-            if isinstance(leaf, Made)
-            else leaves[leaf.position]
-            if isinstance(leaf, Argument)
-            else leaf
-            for leaf in settled.leaves
-        ]
-        executor.raise_deferred()
-        run_step_closures()
-        return True, pytree.tree_unflatten(returned, settled.result)
-
-
-def _reusable(settled: RecordedCall) -> dict[int, Buffer]:
-    """Gradients that nobody holds besides their parameters: the tensors stay, and get new values."""
-    reused: dict[int, Buffer] = {}
-    whole = settled.entry.outputs
-    alone = _uses_of_one()
-    for place, made in settled.places:
-        owner = place.holder
-        if not isinstance(owner, torch.Tensor) or owner.grad is None or made.spec is not whole[made.output][1]:
-            continue
-        if _uses(owner) == alone and spec_of(owner.grad) is made.spec:
-            reused[made.output] = buffer_of(owner.grad)
-    return reused
-
-
-def _uses(owner: torch.Tensor) -> tuple[int, int]:
-    """The number of references to the gradient of a tensor, and to its memory."""
-    gradient = owner.grad
-    assert gradient is not None
-    return sys.getrefcount(gradient), storage_use_count(storage_of(gradient)._cdata)
-
-
-@functools.cache
-def _uses_of_one() -> tuple[int, int]:
-    """The same for a gradient that only its tensor holds: measured, because interpreters differ in what they count."""
-    owner = torch.empty(1, device="ltc").requires_grad_()
-    owner.grad = torch.empty(1, device="ltc")
-    return _uses(owner)
+        return True, plan.run(leaves, scalars)
 
 
 class _Printed:

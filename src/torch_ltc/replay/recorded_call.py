@@ -11,12 +11,12 @@ from torch_ltc.compile.program_cache import CachedProgram
 from torch_ltc.device.registration import alias
 from torch_ltc.device.tensors import new_tensor
 from torch_ltc.program.spec import Spec, spec_of
-from torch_ltc.pytorch.private import pytree
+from torch_ltc.pytorch.private import add_to_each, pytree
 from torch_ltc.record.buffer import Buffer, buffer_of
 from torch_ltc.replay.numbers import optimizer_numbers
-from torch_ltc.replay.state import MISSING, Place, State
+from torch_ltc.replay.state import MISSING, Place, State, is_lazy
 
-__all__ = ["Anatomy", "Argument", "Made", "NotReplayable", "RecordedCall", "Unsettled", "is_lazy", "named_numbers"]
+__all__ = ["Anatomy", "Argument", "Made", "NotReplayable", "RecordedCall", "Unsettled", "add_steps", "named_numbers"]
 
 _NUMBERS = (int, float)
 
@@ -27,11 +27,6 @@ class NotReplayable(Exception):
 
 class Unsettled(Exception):
     """The reason why this recording is not like the next one will be."""
-
-
-def is_lazy(value: Any) -> bool:
-    """True for a tensor of the device."""
-    return isinstance(value, torch.Tensor) and value.device.type == "ltc"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +64,8 @@ class RecordedCall:
     counters: list[tuple[Place, float | int]]
     host_tensors: list[tuple[torch.Tensor, float]]
     rates: list[Place]
+    # Tensors whose `requires_grad` the call changes: before, and after it.
+    flags: list[tuple[torch.Tensor, bool, bool]]
     optimizers: list[torch.optim.Optimizer]
     # The tensors behind the inputs that stay, with their buffers.
     captured: list[tuple[torch.Tensor, Buffer]]
@@ -88,6 +85,9 @@ class RecordedCall:
             return "what is returned"
         if [(p.identity, d) for p, d in self.counters] != [(p.identity, d) for p, d in other.counters]:
             return "how numbers are counted up"
+        flags = [(id(t), *values) for t, *values in self.flags], [(id(t), *values) for t, *values in other.flags]
+        if flags[0] != flags[1]:
+            return "which tensors require gradients"
         steps = [(id(t), d) for t, d in self.host_tensors], [(id(t), d) for t, d in other.host_tensors]
         return "" if steps[0] == steps[1] else "how tensors on the host are counted up"
 
@@ -131,6 +131,15 @@ def named_numbers(
     return context
 
 
+def add_steps(host_tensors: list[tuple[torch.Tensor, float]]) -> None:
+    """Count up the tensors on the host that a call counts up."""
+    by_step: dict[float, list[torch.Tensor]] = {}
+    for tensor, step in host_tensors:
+        by_step.setdefault(step, []).append(tensor)
+    for step, tensors in by_step.items():
+        add_to_each(tensors, step)
+
+
 def _brief(value: Any) -> str:
     text = f"a {type(value).__name__} of {len(value)}" if isinstance(value, (dict, list, set)) else repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
@@ -157,6 +166,7 @@ class Anatomy:
         self._host: list[tuple[torch.Tensor, float]] = []
         self._places: list[tuple[Place, Made]] = []
         self._captured: list[tuple[torch.Tensor, Buffer]] = []
+        self._flags: dict[int, tuple[torch.Tensor, bool, bool]] = {}
 
     def recorded(self, result: Any, scalars: list[object]) -> RecordedCall:
         """The call, taken apart. Raises NotReplayable or Unsettled."""
@@ -184,6 +194,7 @@ class Anatomy:
             self._counters,
             self._host,
             self._rates(),
+            list(self._flags.values()),
             self._optimizers,
             self._captured,
             self._after,
@@ -214,7 +225,12 @@ class Anatomy:
         return bindings
 
     def _change(self, place: Place, old: Any, new: Any) -> None:
-        if is_lazy(new):
+        if is_lazy(new) and new is old:
+            (_, shape, before), (_, changed, after) = (s.tokens[place.identity] for s in (self._before, self._after))
+            if shape is not changed:
+                raise NotReplayable(f"it changes the shape of {place.path} in place, from {shape} to {changed}")
+            self._flags[id(new)] = (new, before, after)
+        elif is_lazy(new):
             made = self._made(new)
             if made is None:
                 raise Unsettled(f"{place.path} is bound to another tensor")

@@ -16,7 +16,7 @@ import torch
 from torch_ltc.config import settings
 from torch_ltc.program.instruction import flatten_returns
 from torch_ltc.program.spec import Spec
-from torch_ltc.pytorch.private import OpOverload
+from torch_ltc.pytorch.private import FakeTensorMode, OpOverload
 from torch_ltc.shapes.broadcasting import is_channels_last
 from torch_ltc.shapes.stand_ins import CannotInfer, Fill, Inferred, OperandIndex, ShapeCall, run_on, stand_ins
 
@@ -118,7 +118,7 @@ def _infer(call: ShapeCall) -> Inferred:
     checked = _is_checked(call)
     if not checked and not _is_cpu_inferred(call):
         try:
-            meta = run_on("meta", call)
+            meta = _run_on_fake(call) if _depends_on_library(call) else run_on("meta", call)
         except CannotInfer:
             raise
         except Exception as error:
@@ -159,6 +159,25 @@ def _infer(call: ShapeCall) -> Inferred:
         if not _is_about_data(call, error) or meta_error is not None:
             raise
         return run_on("meta", call) if meta is None else meta
+
+
+def _depends_on_library(call: ShapeCall) -> bool:
+    """True for convolutions of images in channels_last on another device than the CPU: the library that computes them
+    decides about the memory format, and the meta kernel knows of none."""
+    return (
+        settings.device_type != "cpu"
+        and call.name in _CONVOLUTIONS
+        and any(is_channels_last(spec) for spec in call.specs)
+    )
+
+
+def _run_on_fake(call: ShapeCall) -> Inferred:
+    """The call on tensors without memory that claim to be on the physical device."""
+    try:
+        with FakeTensorMode():
+            return run_on(settings.device_type, call)
+    except Exception:
+        return run_on("meta", call)
 
 
 def _run_on_cpu(call: ShapeCall) -> Inferred:

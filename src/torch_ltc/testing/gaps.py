@@ -14,9 +14,6 @@ from torch_ltc.testing.records import AnyUnit, Unit
 
 SEMANTICS = "semantics"
 
-_SPARSE = (
-    "a sparse tensor lives on the physical device, and autograd refuses its gradient for a tensor of another device"
-)
 _EMPTY_OUT = "eager refuses an empty out= target here, where other operators resize it"
 
 _DATA = "eager looks at the data, which the device does when its program runs"
@@ -27,8 +24,6 @@ DEVICE_GAPS: dict[str, str] = {
     "scatter_add/*/late": _DATA,
     "multinomial/*/late": _DATA,
     "masked_fill/*/late": _DATA,
-    "to_sparse/*/raises": _SPARSE,
-    "sparse.sampled_addmm/*/raises": _SPARSE,
     "normal/float32/silent": _EMPTY_OUT,
     "normal/bfloat16/silent": _EMPTY_OUT,
     "tensordot/bfloat16/stride": (

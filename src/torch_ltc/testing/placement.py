@@ -106,8 +106,10 @@ class _Copier:
         return leaf
 
     def _tensor(self, tensor: torch.Tensor) -> torch.Tensor:
-        if not is_strided(tensor):
+        if tensor.is_nested:
             copy = tensor.detach().clone()
+        elif not is_strided(tensor):
+            copy = tensor.detach().to(self.device, copy=True)
         elif tensor.is_conj():
             copy = self._strided(tensor.detach().conj()).conj()
         elif tensor.is_neg():

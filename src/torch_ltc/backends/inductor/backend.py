@@ -6,13 +6,19 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import torch
 
 from torch_ltc.backends.inductor.artifact import direct_call, dump, load
 from torch_ltc.backends.inductor.graph import Built, build, example_inputs
-from torch_ltc.backends.inductor.preconditions import divides_by_zero, indexes_unknown
+from torch_ltc.backends.inductor.preconditions import (
+    divides_by_zero,
+    has_preconditions,
+    indexes_unknown,
+    is_checked,
+)
 from torch_ltc.backends.inductor.private import (
     InterpreterShim,
     compile_fx,
@@ -26,7 +32,7 @@ from torch_ltc.backends.inductor.private import (
 from torch_ltc.backends.inductor.random_state import random_state_left_alone
 from torch_ltc.errors import CompileError
 from torch_ltc.lowering.backend_data import BackendData
-from torch_ltc.lowering.decomposition_tables import only_ours
+from torch_ltc.lowering.decomposition_tables import list_operators, only_ours
 from torch_ltc.lowering.interface import Backend, Form
 from torch_ltc.lowering.kernel_call import laid_out
 from torch_ltc.lowering.serialize import dump_data, load_data
@@ -66,6 +72,7 @@ class InductorBackend(Backend):
     form = Form.FUNCTIONAL
     symbolic_sizes = True
     compiles_out_of_process = True
+    repeats_layouts = True
 
     def __init__(self) -> None:
         # Settings of `torch._inductor.config`, by name, that count for programs compiled from now on. Those that the
@@ -84,6 +91,15 @@ class InductorBackend(Backend):
     def supports(self, call: Call) -> bool:
         """Everything but calls whose data could end the process."""
         return not (divides_by_zero(call) or (indexes_unknown(call) and not _left_to_kernel(call.op)))
+
+    def may_fail(self, call: Call) -> bool:
+        """Also where the graph checks what kernels do not."""
+        return has_preconditions(call) or super().may_fail(call)
+
+    def fails_midway(self, call: Call, specs: Mapping[int, Spec]) -> bool:
+        """Not where the graph checks all that the call demands of its data: then nothing is written. On a device that
+        runs asynchronously, where nothing is checked, such a call does not raise."""
+        return super().may_fail(call) and not is_checked(call, specs)
 
     def compile(self, program: Program) -> InductorFunction:
         """A function that runs code made by Inductor."""
@@ -153,10 +169,11 @@ def _compiled(program: Program, options: Mapping[str, Any]) -> InductorFunction:
 
 class _Composite(Mapping[OpOverload, Callable[..., Any]]):
     """A table that decomposes no operator, not even those that PyTorch would decompose by itself, but for the few that
-    PyTorch has nothing for."""
+    PyTorch has nothing for, and operators on lists that Inductor would leave to a kernel: their results would lie in
+    memory of their own, and be copied to the inputs that they update."""
 
     def __getitem__(self, op: OpOverload) -> Callable[..., Any]:
-        return only_ours().get(op, _not_decomposed)
+        return only_ours().get(op) or _fused_list(op) or _not_decomposed
 
     def __iter__(self) -> Iterator[OpOverload]:
         return iter(only_ours())
@@ -167,6 +184,26 @@ class _Composite(Mapping[OpOverload, Callable[..., Any]]):
 
 def _not_decomposed(*args: Any, **kwargs: Any) -> Any:
     return NotImplemented
+
+
+@cache
+def _fused_list(op: OpOverload) -> Callable[..., Any] | None:
+    """A form of an operator on lists that Inductor fuses, where it leaves the operator itself to a kernel."""
+    slow = list_operators().get(op)
+    if slow is None or not _left_to_kernel(op):
+        return None
+    packet = getattr(torch.ops.aten, op._schema.name.removeprefix("aten::"))
+    single = getattr(packet, "Scalar", None)
+    if op._overloadname != "ScalarList" or single is None or _left_to_kernel(single):
+        return slow
+
+    def run(*args: Any) -> Any:
+        *lists, scalars = args
+        # As text, in which 0.0 is not -0.0.
+        same = len(set(map(repr, scalars))) == 1
+        return single(*lists, scalars[0]) if same else slow(*args)
+
+    return run
 
 
 _COMPOSITE = _Composite()
@@ -221,7 +258,7 @@ class InductorFunction:
         # What Inductor returned, if the code can be had from it. It must live as long as the code.
         self.graph = graph
         self._run = run
-        self._strides = interface.strides
+        self._strides = list(interface.strides)
         self._results = interface.results
         self._checked = interface.checked
         self._text = text
@@ -241,13 +278,21 @@ class InductorFunction:
     def __call__(self, *given: Any) -> list[Any]:
         """Run once. Inputs that the program updates are written to, unless it raises because of their data."""
         tensors = list(given)
-        for position, (held, stride) in enumerate(zip(given, self._strides, strict=True)):
-            if isinstance(held, BackendData) or held.stride() != stride:
-                tensors[position] = self._own(position, held)
+        if not self._lie_as_expected(given):
+            for position, (held, stride) in enumerate(zip(given, self._strides, strict=True)):
+                if isinstance(held, BackendData) or held.stride() != stride:
+                    tensors[position] = self._own(position, held)
         returned = self._run([*tensors, *self._symbols])
         if self._checked and returned[-1].item():
             raise IndexError(_WRONG_DATA)
         return [returned[place] if place >= 0 else tensors[-1 - place] for place in self._results]
+
+    def _lie_as_expected(self, given: Sequence[Any]) -> bool:
+        try:
+            return list(map(torch.Tensor.stride, given)) == self._strides
+        except TypeError:
+            # A handle of another backend.
+            return False
 
     def _own(self, position: int, held: torch.Tensor | BackendData) -> torch.Tensor:
         """Data as the code expects it, though another backend holds it or it lies in memory in another way. What the

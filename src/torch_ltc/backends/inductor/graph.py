@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from torch_ltc.backends.inductor.channels_last import ChannelsLast
+from torch_ltc.backends.inductor.partial_updates import keep_where
 from torch_ltc.backends.inductor.preconditions import (
     Divides,
     Precondition,
@@ -32,6 +34,7 @@ from torch_ltc.program.specialization import evaluated
 
 aten = torch.ops.aten
 
+_CONTIGUOUS = torch.contiguous_format
 _RESHAPES = (aten.view.default, aten._unsafe_view.default, aten._reshape_alias.default)
 
 
@@ -67,6 +70,9 @@ class _Builder:
         self._wrong: list[fx.Node] = []
         # A device that runs asynchronously reports wrong data as eager does there, and does not end the process.
         self._checks = program.device.type == "cpu"
+        # Positions that a call of the program has found: those of the largest elements, for the backward of pooling.
+        self._found = {call.numbers[1] for call in program.calls if call.op is aten.max_pool2d_with_indices.default}
+        self._layout = ChannelsLast(program, self._specs)
 
     def build(self) -> Built:
         """The finished graph."""
@@ -98,6 +104,7 @@ class _Builder:
 
     def _add_call(self, call: Call) -> None:
         replaced = {(d.argument, d.position): self._meet(call, d) for d in self._preconditions(call)}
+        replaced |= {(name, None): self._channels_last(number) for name, number in self._layout.images(call)}
         names = [argument.name for argument in call.op._schema.arguments]
         args = [self._argument(name, operand, replaced) for name, operand in zip(names, call.args)]
         kwargs = {name: self._argument(name, operand, replaced) for name, operand in call.kwargs.items()}
@@ -107,6 +114,8 @@ class _Builder:
         else:
             node = self._call(call.op, *(_kept_zeros(call, args)), **kwargs)
         self._bind(call, node)
+        for number in self._layout.follow(call):
+            self._nodes[number] = self._call(aten.clone.default, self._nodes[number], memory_format=_CONTIGUOUS)
         roots = self._roots_of(call)
         self._roots.update((number, roots) for number in call.numbers if number >= 0)
 
@@ -116,6 +125,13 @@ class _Builder:
         if (name, None) in replaced:
             return replaced[name, None]
         return self._nodes[operand.number] if isinstance(operand, Value) else self._integer(operand)
+
+    def _channels_last(self, number: int) -> fx.Node:
+        """The value with its channels last in memory."""
+        key = (number, torch.channels_last)
+        if key not in self._fixed:
+            self._fixed[key] = self._call(aten.clone.default, self._nodes[number], memory_format=torch.channels_last)
+        return self._fixed[key]
 
     def _bind(self, call: Call, node: fx.Node) -> None:
         """Say which part of what the call returns each of its values is."""
@@ -145,7 +161,8 @@ class _Builder:
     # ---- preconditions
 
     def _preconditions(self, call: Call) -> list[Precondition]:
-        return preconditions(call, self._shapes) if self._checks else []
+        demanded = preconditions(call, self._shapes) if self._checks else []
+        return [item for item in demanded if item.number not in self._found]
 
     def _meet(self, call: Call, precondition: Precondition) -> fx.Node:
         """The operand with harmless values where it does not meet the precondition, which is noted."""
@@ -208,7 +225,7 @@ class _Builder:
         values = [self._apart(update.number, written) for update in self._program.updates]
         for update, value in zip(self._program.updates, values, strict=True):
             target = self._nodes[inputs[update.input]]
-            if wrong is not None:
+            if wrong is not None and not keep_where(wrong, target, value):
                 value = self._call(aten.where.self, wrong, target, value)
             self._call(aten.copy_.default, target, value)
         self._graph.output((*outputs, *([] if wrong is None else [wrong])))
@@ -222,8 +239,10 @@ class _Builder:
         return wrong
 
     def _apart(self, number: int, written: Set[int]) -> fx.Node:
-        """The value in memory that no update writes to."""
+        """The value in memory that no update writes to, laid out as recorded."""
         node = self._nodes[number]
+        if self._layout.differs(number):
+            return self._call(aten.clone.default, node, memory_format=_CONTIGUOUS)
         return node if written.isdisjoint(self._roots[number]) else self._call(aten.clone.default, node)
 
 

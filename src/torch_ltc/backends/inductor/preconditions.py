@@ -221,6 +221,24 @@ def preconditions(call: Call, specs: Shapes) -> list[Precondition]:
     return [] if rule is None else list(rule(Operands(call, specs)))
 
 
+def has_preconditions(call: Call) -> bool:
+    """True for a call of an operator in the table."""
+    name = _plain_name(call)
+    return _divides_integers(call) if name in _INTEGER_DIVISIONS else name in _RULES
+
+
+def is_checked(call: Call, specs: Shapes) -> bool:
+    """True when its preconditions are all that a call demands of its data. The number of elements that a mask selects
+    is not among them."""
+    if not has_preconditions(call):
+        return False
+    return _RULES.get(_plain_name(call)) is not _each_dim or not _has_mask(Operands(call, specs))
+
+
+def _has_mask(given: Operands) -> bool:
+    return any(value is not None and given.spec(value).dtype.itemsize == 1 for value in given["indices"])
+
+
 def indexes_unknown(call: Call) -> bool:
     """True for a call with indices about which the table says nothing."""
     if _plain_name(call) in _RULES:

@@ -24,6 +24,8 @@ from torch_ltc.formatting import count_text, duration_text
 _FEWEST_RECOMPILES = 2
 # Below this part of the run recompilations are no reason to change a program.
 _WORTH_A_WARNING = 0.01
+# The part of the run from which a program is worth a word on what was measured of it.
+_WORTH_MEASURING = 0.3
 # A compilation shorter than this is not worth a word, whatever it brings.
 _WORTH_COMPILING_S = 0.5
 # Compilation time of a run from which keeping the results for the next one is felt.
@@ -116,7 +118,7 @@ def compilation_does_not_pay(recording: Recording) -> Iterator[Symptom]:
     waited = setting(recording, "tiers") in ("blocking", "off")
     for row in recording.programs:
         compiled = row.runs - row.interpreted
-        if row.compile_s < _WORTH_COMPILING_S or compiled < _FEWEST_RUNS or not row.interpreted:
+        if row.compile_s < _WORTH_COMPILING_S or compiled < _FEWEST_RUNS or not row.interpreted or row.choice:
             continue
         before_s = row.interpreted_s / row.interpreted
         after_s = (row.run_s - row.interpreted_s) / compiled
@@ -138,6 +140,29 @@ def _break_even(row: ProgramRow, gain_s: float) -> str:
     if gain_s <= 0:
         return f"{count_text(compiled, 'run')} gained nothing"
     return f"it pays from run {int(row.compile_s / gain_s) + 1:,} on, and there were {compiled:,}"
+
+
+@rule(
+    "LTC224",
+    "compiled code is no faster",
+    severity="hint",
+    means="The forms of a program that are equal to eager to the bit were measured, and the interpreter was the "
+    "fastest: its time is that of PyTorch's kernels.",
+    advice="If results may differ in the last digits, let Inductor take part, which fuses operations: "
+    'settings.numerics = "close", or LTC_NUMERICS=close.',
+)
+def compiled_code_is_no_faster(recording: Recording) -> Iterator[Symptom]:
+    """Programs that take much of the time, and that stay in the interpreter by measurement."""
+    if setting(recording, "numerics") == "close":
+        return
+    for row in recording.programs:
+        if row.choice.startswith("interpreter") and share(row.run_s, active_s(recording)) >= _WORTH_MEASURING:
+            part = percent(row.run_s, active_s(recording))
+            yield Symptom(
+                "compiled code is no faster than the interpreter",
+                f"program {row.identity}, {part} of the run, runs on {row.choice}",
+                row.site,
+            )
 
 
 @rule(
@@ -209,7 +234,7 @@ def never_seen_twice(recording: Recording) -> Iterator[Symptom]:
         )
 
 
-_NOT_COMPILED = ("", "interpreter")
+_NOT_COMPILED = ("", "auto", "interpreter")
 
 
 def _by_line(recording: Recording) -> Iterator[tuple[Sequence[ProgramRow], int]]:

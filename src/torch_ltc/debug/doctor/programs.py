@@ -25,6 +25,8 @@ _FEWEST_TINY = 20
 # A fallback that costs less of the run, and is not in the loop, is worth a hint only.
 _WORTH_A_WARNING = 0.05
 _MOST_STEPS = 0.5
+# Of fewer runs most are warm-up, before a program is captured.
+_FEWEST_RUNS = 20
 
 # Syncs that end a step, and those that cut one. A fallback cuts, too: it has a rule of its own.
 _ENDS_OF_STEPS = ("explicit", "optimizer")
@@ -157,3 +159,28 @@ def not_finite(recording: Recording) -> Iterator[Symptom]:
         title = f"{row.op} made a NaN or an infinity" if row.op else "an input held a NaN or an infinity"
         found = "; ".join(line.strip() for line in row.text.splitlines()[:3])
         yield Symptom(title, f"after step {row.step}: {found}", row.source)
+
+
+@rule(
+    "LTC225",
+    "not captured",
+    means="A program that runs often on a GPU is not replayed as CUDA graphs: Python launches each of its kernels.",
+    advice="Take the call that is named out of the step, or give it a tensor instead of a number that changes; with "
+    "jit the step needs no recording either.",
+)
+def not_captured(recording: Recording) -> Iterator[Symptom]:
+    """Programs that take much of the time on a device with graphs, and are seldom replayed."""
+    off = setting(recording, "device_type") == "cuda" and setting(recording, "cuda_graphs") == "off"
+    for row in recording.programs:
+        part = share(row.run_s, active_s(recording))
+        if row.runs < _FEWEST_RUNS or part < _WORTH_A_WARNING or row.replays >= row.runs / 2:
+            continue
+        if row.capture or off:
+            yield Symptom(
+                "a program is launched kernel by kernel",
+                f"program {row.identity}, {percent(row.run_s, active_s(recording))} of the run: "
+                f"{row.replays:,} of {count_text(row.runs, 'run')} were replays; "
+                f"{row.capture or 'cuda_graphs is off'}",
+                row.site,
+                "" if row.capture else 'settings.cuda_graphs = "auto"',
+            )

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from torch_ltc.debug.gaps import gaps_text, worker_gaps
 from torch_ltc.debug.recording import Finding, Line, PlainValues, Recording, Span
 from torch_ltc.source import Source
 
@@ -64,4 +65,5 @@ def compact(recording: Recording, findings: Sequence[Finding]) -> dict[str, Any]
     values = _PageValues()
     page: dict[str, Any] = values.plain(replace(recording, spans=()))
     page |= {"spans": _spans(recording.spans), "findings": values.plain(list(findings))}
+    page["gaps"] = gaps_text(worker_gaps(recording))
     return {**page, "sources": values.sources, "texts": list(values.texts.positions)}

@@ -16,9 +16,9 @@ from torch_ltc.pytorch.private import OpOverload
 from torch_ltc.shapes.table import NoRule, Rule, fresh, overload, require, rules, view
 
 _VIEWS = (
-    "view _unsafe_view _reshape_alias as_strided alias detach lift_fresh t transpose.int permute expand select.int "
-    "slice.Tensor unsqueeze squeeze squeeze.dim squeeze.dims split.Tensor unsafe_split.Tensor split_with_sizes "
-    "unsafe_split_with_sizes unbind.int diagonal unfold"
+    "view _unsafe_view _reshape_alias as_strided alias detach lift_fresh t transpose.int permute expand unsqueeze "
+    "squeeze squeeze.dim squeeze.dims split.Tensor unsafe_split.Tensor split_with_sizes unsafe_split_with_sizes "
+    "unbind.int diagonal unfold"
 )
 _FRESH = "constant_pad_nd index_select"
 _META = torch.device("meta")

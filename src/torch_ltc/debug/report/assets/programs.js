@@ -92,6 +92,8 @@ function showProgram(identity, scroll = true) {
           .join(", "),
       ],
       ["a run takes", runTimes(program)],
+      ["chosen", program.choice ?? ""],
+      ["graphs", program.capture ?? ""],
       ["a recording takes", program.syncs ? seconds(program.record_s / program.syncs) : ""],
       [
         "compiled",

@@ -311,6 +311,7 @@ function makeTimeline() {
     run.dropped_spans
       ? note(`The oldest ${plural(run.dropped_spans, "span")} are not kept; figures elsewhere count everything.`)
       : null,
+    run.gaps ? note(`On the worker: ${run.gaps}.`) : null,
     legend(timeline.hidden, () => timeline.update()),
     timeline.tools(),
     div("card flush", timeline.box),

@@ -1,0 +1,193 @@
+"""The replay of a recorded call: everything that does not depend on the single call is worked out once."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import operator
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torch_ltc.closures import run_step_closures
+from torch_ltc.execute.executor import executor
+from torch_ltc.execute.sync import replay
+from torch_ltc.program.spec import spec_of
+from torch_ltc.pytorch.private import get_gradient, pytree, storage_use_count
+from torch_ltc.record.buffer import Buffer, buffer_of, new_buffer, storage_of
+from torch_ltc.replay.guard import Guard, shape_guard
+from torch_ltc.replay.recorded_call import Argument, Made, RecordedCall, add_steps
+
+__all__ = ["Plan"]
+
+_handle = operator.attrgetter("handle")
+_cdata = operator.attrgetter("_cdata")
+_whole = operator.attrgetter("spec")
+
+
+class Plan:
+    """How a call is replayed, and what that relies on. Built when two recordings agree; for one thread at a time."""
+
+    def __init__(self, settled: RecordedCall) -> None:
+        self._entry = settled.entry
+        self._guard = _guard_of(settled)
+        # Tensors that the program takes, and their memory.
+        self._taken = [tensor for tensor, _ in settled.captured]
+        self._storages = list(map(storage_of, self._taken))
+        self._inputs: list[Any] = list(settled.inputs)
+        self._given = [(i, item) for i, item in enumerate(settled.inputs) if isinstance(item, int)]
+        self._gradients = _BoundGradients(settled)
+        self._flags = _Flags(settled)
+        self._places = [(place, made) for place, made in settled.places if not isinstance(place.holder, torch.Tensor)]
+        self._counters = settled.counters
+        self._host_tensors = settled.host_tensors
+        self._leaves = settled.leaves
+        self._result = settled.result
+        # What the places held then is not kept alive.
+        settled.after.values.clear()
+
+    def change(self) -> str:
+        """Something that a replay relies on and that has changed, or an empty text."""
+        changed = self._guard.change() or self._gradients.change() or self._flags.change()
+        if not changed and not all(map(operator.is_, map(storage_of, self._taken), self._storages)):
+            changed = "the memory of a captured tensor"
+        return changed
+
+    def run(self, leaves: list[Any], scalars: list[object]) -> Any:
+        """Replay the call with these arguments and run-time numbers, after `change` found nothing."""
+        inputs = self._inputs.copy()
+        for position, leaf in self._given:
+            inputs[position] = buffer_of(leaves[leaf])
+        outputs, rebound = self._gradients.outputs()
+        for i, (_, spec) in enumerate(self._entry.outputs):
+            if outputs[i] is None:
+                outputs[i] = new_buffer(spec, 0)
+        replay(self._entry, inputs, scalars, outputs)
+        self._flags.set()
+        bases: dict[int, torch.Tensor] = {}
+        for owner, made in rebound:
+            owner.grad = made.tensor(outputs, bases)
+        for place, made in self._places:
+            place.put(made.tensor(outputs, bases))
+        for place, step in self._counters:
+            place.put(place.get() + step)
+        add_steps(self._host_tensors)
+        returned = [_returned(leaf, leaves, outputs, bases) for leaf in self._leaves]
+        executor.raise_deferred()
+        run_step_closures()
+        return pytree.tree_unflatten(returned, self._result)
+
+
+def _guard_of(settled: RecordedCall) -> Guard:
+    """Guards on everything but what a replay changes itself, and on learning rates, which are numbers of the call."""
+    skipped = {place.identity for place, _ in (*settled.places, *settled.counters)}
+    skipped |= {place.identity for place in settled.rates}
+    counted = {id(tensor) for tensor, _ in settled.host_tensors}
+    skipped |= {identity for identity, value in settled.after.values.items() if id(value) in counted}
+    changed = {id(tensor) for tensor, _, _ in settled.flags}
+    return Guard(settled.after, skipped, [tensor for tensor, _ in settled.captured], changed)
+
+
+def _returned(leaf: Any, leaves: list[Any], outputs: list[Buffer], bases: dict[int, torch.Tensor]) -> Any:
+    if isinstance(leaf, Made):
+        return leaf.tensor(outputs, bases)
+    return leaves[leaf.position] if isinstance(leaf, Argument) else leaf
+
+
+class _Flags:
+    """Tensors whose `requires_grad` a call changes, as code does that trains parts of a model in turn."""
+
+    def __init__(self, settled: RecordedCall) -> None:
+        self._changes = [(tensor, after) for tensor, before, after in settled.flags if before is not after]
+        self._tensors = [tensor for tensor, _, _ in settled.flags]
+        self._expected = [(spec_of(tensor), before) for tensor, before, _ in settled.flags]
+        # Made when they are next as they were before the call.
+        self._have_shapes: Callable[..., bool] | None = None
+
+    def change(self) -> str:
+        """A text when a call would find them other than it did."""
+        if self._have_shapes is not None and self._have_shapes(*self._tensors):
+            return ""
+        if [(spec_of(tensor), tensor.requires_grad) for tensor in self._tensors] != self._expected:
+            return "requires_grad of a tensor"
+        self._have_shapes = shape_guard(self._tensors)
+        return ""
+
+    def set(self) -> None:
+        """Change them as the call does."""
+        for tensor, after in self._changes:
+            tensor.requires_grad_(after)
+
+
+class _BoundGradients:
+    """The gradients that a replay binds. One that nobody holds besides its tensor stays, and gets new values."""
+
+    def __init__(self, settled: RecordedCall) -> None:
+        bound = [(place.holder, made) for place, made in settled.places if isinstance(place.holder, torch.Tensor)]
+        had = {id(tensor): there for tensor, there in settled.gradients}
+        whole = [spec for _, spec in settled.entry.outputs]
+        # Those that may stay, and those that are there only after the call, or are views.
+        self._staying = [(owner, m) for owner, m in bound if had[id(owner)] and m.spec is whole[m.output]]
+        self._others = [(owner, m) for owner, m in bound if not (had[id(owner)] and m.spec is whole[m.output])]
+        self._owners = [owner for owner, _ in self._staying]
+        self._positions = [made.output for _, made in self._staying]
+        self._specs = [made.spec for _, made in self._staying]
+        self._others_had = [had[id(owner)] for owner, _ in self._others]
+        self._nothing: list[Any] = [None] * len(whole)
+        self._current: list[Any] = []
+        self._have_shapes = shape_guard([owner.grad for owner in self._owners])
+        self._alone = [[count] * len(self._owners) for count in _counts_of_one()]
+
+    def change(self) -> str:
+        """A text when gradients are there that were not, or the other way round."""
+        self._current = list(map(get_gradient, self._owners))
+        there = all(map(operator.is_not, self._current, itertools.repeat(None)))
+        if there and [owner.grad is not None for owner, _ in self._others] == self._others_had:
+            return ""
+        self._current = []
+        return "a gradient"
+
+    def outputs(self) -> tuple[list[Any], list[tuple[torch.Tensor, Made]]]:
+        """The buffers of gradients that stay, by output; and the tensors that get new ones, whose old ones end here:
+        nobody sees a gradient between its end and its new value."""
+        outputs = self._nothing.copy()
+        current, self._current = self._current, []
+        references, uses, buffers = _counts(current)
+        rebound = self._others
+        if (
+            [references, uses] == self._alone
+            and self._have_shapes(*current)
+            and all(map(operator.is_, map(_whole, buffers), self._specs))
+        ):
+            for position, buffer in zip(self._positions, buffers, strict=True):
+                outputs[position] = buffer
+        else:
+            rebound = [*rebound]
+            alone = zip(zip(references, uses, strict=True), zip(*self._alone, strict=True), strict=True)
+            for pair, gradient, buffer, (now, one) in zip(self._staying, current, buffers, alone, strict=True):
+                made = pair[1]
+                if now == one and spec_of(gradient) is made.spec and buffer.spec is made.spec:
+                    outputs[made.output] = buffer
+                else:
+                    rebound.append(pair)
+        for owner, _ in rebound:
+            owner.grad = None
+        return outputs, rebound
+
+
+def _counts(gradients: list[Any]) -> tuple[list[int], list[int], list[Buffer]]:
+    """The number of references to each of these tensors and to its memory, and the buffers."""
+    references = list(map(sys.getrefcount, gradients))
+    storages = list(map(storage_of, gradients))
+    return references, list(map(storage_use_count, map(_cdata, storages))), list(map(_handle, storages))
+
+
+@functools.cache
+def _counts_of_one() -> tuple[int, int]:
+    """The counts for a gradient that only its tensor holds: measured, because interpreters count differently."""
+    owner = torch.empty(1, device="ltc").requires_grad_()
+    owner.grad = torch.empty(1, device="ltc")
+    references, uses, _ = _counts(list(map(get_gradient, [owner])))
+    return references[0], uses[0]

@@ -714,3 +714,13 @@ def test_an_attribute_of_a_class_and_a_cell_are_guarded() -> None:
         assert function(x).tolist() == [7.0, 7.0]
     finally:
         _Scale.factor = 2.0
+
+
+@pytest.mark.filterwarnings("ignore::torch_ltc.errors.LtcWarning")
+def test_sparse_tensors_are_recorded() -> None:
+    table = torch.eye(3).to_sparse().to("ltc")
+    function = torch_ltc.jit(lambda scale, x: torch.sparse.mm(table, x) + torch.sparse.mm(scale, x))
+    for i in range(4):
+        x = torch.full((3, 2), 2.0).to("ltc")
+        assert function(torch.eye(3).mul(i).to_sparse().to("ltc"), x).tolist() == [[2.0 + 2.0 * i] * 2] * 3
+    assert counts(function)[1] == 0

@@ -24,7 +24,7 @@ __all__ = ["Plan"]
 
 _handle = operator.attrgetter("handle")
 _cdata = operator.attrgetter("_cdata")
-_whole = operator.attrgetter("spec")
+_spec = operator.attrgetter("spec")
 
 
 class Plan:
@@ -128,13 +128,12 @@ class _BoundGradients:
         bound = [(place.holder, made) for place, made in settled.places if isinstance(place.holder, torch.Tensor)]
         had = {id(tensor): there for tensor, there in settled.gradients}
         whole = [spec for _, spec in settled.entry.outputs]
-        # Those that may stay, and those that are there only after the call, or are views.
-        self._staying = [(owner, m) for owner, m in bound if had[id(owner)] and m.spec is whole[m.output]]
-        self._others = [(owner, m) for owner, m in bound if not (had[id(owner)] and m.spec is whole[m.output])]
+        # Those that may stay, and those that are there only after the call.
+        self._staying = [(owner, made) for owner, made in bound if had[id(owner)]]
+        self._others = [(owner, made) for owner, made in bound if not had[id(owner)]]
         self._owners = [owner for owner, _ in self._staying]
         self._positions = [made.output for _, made in self._staying]
-        self._specs = [made.spec for _, made in self._staying]
-        self._others_had = [had[id(owner)] for owner, _ in self._others]
+        self._wholes = [whole[made.output] for _, made in self._staying]
         self._nothing: list[Any] = [None] * len(whole)
         self._current: list[Any] = []
         self._have_shapes = shape_guard([owner.grad for owner in self._owners])
@@ -144,7 +143,7 @@ class _BoundGradients:
         """A text when gradients are there that were not, or the other way round."""
         self._current = list(map(get_gradient, self._owners))
         there = all(map(operator.is_not, self._current, itertools.repeat(None)))
-        if there and [owner.grad is not None for owner, _ in self._others] == self._others_had:
+        if there and not any(owner.grad is not None for owner, _ in self._others):
             return ""
         self._current = []
         return "a gradient"
@@ -159,16 +158,16 @@ class _BoundGradients:
         if (
             [references, uses] == self._alone
             and self._have_shapes(*current)
-            and all(map(operator.is_, map(_whole, buffers), self._specs))
+            and all(map(operator.is_, map(_spec, buffers), self._wholes))
         ):
             for position, buffer in zip(self._positions, buffers, strict=True):
                 outputs[position] = buffer
         else:
             rebound = [*rebound]
-            alone = zip(zip(references, uses, strict=True), zip(*self._alone, strict=True), strict=True)
-            for pair, gradient, buffer, (now, one) in zip(self._staying, current, buffers, alone, strict=True):
+            alone = zip(zip(references, uses, strict=True), zip(*self._alone, strict=True), self._wholes, strict=True)
+            for pair, gradient, buffer, (now, one, whole) in zip(self._staying, current, buffers, alone, strict=True):
                 made = pair[1]
-                if now == one and spec_of(gradient) is made.spec and buffer.spec is made.spec:
+                if now == one and spec_of(gradient) is made.spec and buffer.spec is whole:
                     outputs[made.output] = buffer
                 else:
                     rebound.append(pair)

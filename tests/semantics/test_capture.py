@@ -18,7 +18,7 @@ from torch_ltc.config import settings
 from torch_ltc.debug.history import history
 from torch_ltc.errors import LtcWarning
 from torch_ltc.events import CaptureEvent, ExecuteEvent, GraphsDroppedEvent, subscribe
-from torch_ltc.execute import capture
+from torch_ltc.execute import capture, captured_program
 from torch_ltc.execute.graph_cache import graph_cache
 from torch_ltc.lowering.interface import Arguments
 from torch_ltc.program.instruction import Call
@@ -98,8 +98,8 @@ def test_calls_with_changing_numbers_leave_the_rest_captured(
 ) -> None:
     # The calls of an optimizer that works on one tensor at a time are not worth graphs; forward and backward are one.
     monkeypatch.setattr(capture, "_MOST_GRAPHS", 2)
-    monkeypatch.setattr(capture, "_MANY_GRAPHS", 2)
-    monkeypatch.setattr(capture, "_LEAST_OPERANDS", 12)
+    monkeypatch.setattr(captured_program, "_MANY_GRAPHS", 2)
+    monkeypatch.setattr(captured_program, "_LEAST_OPERANDS", 12)
     make: Callable[[nn.Module], torch.optim.Optimizer] = lambda model: torch.optim.AdamW(  # noqa: E731
         model.parameters(), lr=0.01, foreach=False
     )

@@ -19,7 +19,7 @@ from torch_ltc.events import GraphsDroppedEvent, emit
 from torch_ltc.formatting import size_text
 from torch_ltc.lowering.out_of_memory import memory_needed
 
-__all__ = ["CapturedProgram", "GraphCache", "graph_cache"]
+__all__ = ["GraphHolder", "GraphCache", "graph_cache"]
 
 # Captured programs that are kept, whatever their size.
 _MOST_PROGRAMS = 128
@@ -27,7 +27,7 @@ _MOST_PROGRAMS = 128
 _SHARE = 0.5
 
 
-class CapturedProgram(Protocol):
+class GraphHolder(Protocol):
     """A program whose graphs hold memory."""
 
     size_bytes: int
@@ -42,10 +42,10 @@ class GraphCache:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         # A program that leaves the program cache takes its graphs along.
-        self._used: OrderedDict[int, weakref.ref[CapturedProgram]] = OrderedDict()
+        self._used: OrderedDict[int, weakref.ref[GraphHolder]] = OrderedDict()
         self._warned = False
 
-    def add(self, captured: CapturedProgram, total_bytes: int) -> None:
+    def add(self, captured: GraphHolder, total_bytes: int) -> None:
         """A program was captured on a device with this much memory. Others are dropped to make room for it."""
         bound = settings.graph_bytes or int(total_bytes * _SHARE)
         with self._lock:
@@ -59,7 +59,7 @@ class GraphCache:
                 del self._used[id(dropped[-1])]
         self._drop(dropped, "the setting graph_bytes")
 
-    def touch(self, captured: CapturedProgram) -> None:
+    def touch(self, captured: GraphHolder) -> None:
         """Mark a program as just used."""
         with self._lock:
             if id(captured) in self._used:
@@ -95,7 +95,7 @@ class GraphCache:
             alive = self._alive()
         return {"graphs.count": len(alive), "graphs.bytes": sum(each.size_bytes for each in alive)}
 
-    def _alive(self) -> list[CapturedProgram]:
+    def _alive(self) -> list[GraphHolder]:
         found = [(identity, reference()) for identity, reference in self._used.items()]
         for identity, captured in found:
             if captured is None:
@@ -103,7 +103,7 @@ class GraphCache:
         return [captured for _, captured in found if captured is not None]
 
     @staticmethod
-    def _drop(dropped: list[CapturedProgram], reason: str) -> None:
+    def _drop(dropped: list[GraphHolder], reason: str) -> None:
         for captured in dropped:
             captured.drop()
         if dropped:

@@ -40,6 +40,7 @@ STEADY_ALLOCATOR = {
 # For memory: it goes back as soon as it is freed, so that the resident size is what is in use.
 EXACT_ALLOCATOR = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
 CUDA_VARIABLE = "LTC_TS_CUDA"
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 class WorkerError(Exception):
@@ -59,6 +60,7 @@ class Child:
         allocator: Mapping[str, str] = STEADY_ALLOCATOR,
         memory_limit_bytes: int = 0,
         physical: str = "cpu",
+        threads: int = 1,
         open_timeout_s: float = 180.0,
     ) -> None:
         self.system = system
@@ -68,12 +70,12 @@ class Child:
         self._process = subprocess.Popen(
             [
                 *(python, "-m", "benchmarks.worker", "--system", system, "--workload", workload),
-                *("--memory-limit", str(memory_limit_bytes), "--physical", physical),
+                *("--memory-limit", str(memory_limit_bytes), "--physical", physical, "--threads", str(threads)),
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
-            env={**environment(cache, physical), **allocator},
+            env={**environment(cache, physical, threads), **allocator},
             start_new_session=True,
         )
         try:
@@ -173,13 +175,14 @@ class Child:
         return lines[-1].strip() if lines else "it said nothing"
 
 
-def environment(cache: Path, physical: str = "cpu") -> dict[str, str]:
-    """What a worker finds in its environment: one thread, caches below `cache`, and the device that computes."""
+def environment(cache: Path, physical: str = "cpu", threads: int = 1) -> dict[str, str]:
+    """What a worker finds in its environment: the number of threads, caches below `cache`, and the device that
+    computes. With `threads` 0, PyTorch chooses their number."""
     folders = {variable: str(cache / name) for variable, name in CACHE_VARIABLES.items()}
     for folder in folders.values():
         Path(folder).mkdir(parents=True, exist_ok=True)
     # Taken out, not set to 0: the original asks whether the variable is there, whatever it holds.
-    inherited = {name: value for name, value in os.environ.items() if name != CUDA_VARIABLE}
+    inherited = {name: value for name, value in os.environ.items() if name not in (CUDA_VARIABLE, *THREAD_VARIABLES)}
     chosen = {CUDA_VARIABLE: "1"} if physical == "cuda" else {}
-    threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-    return {**inherited, **threads, **folders, **chosen}
+    numbers = {name: str(threads) for name in THREAD_VARIABLES} if threads else {}
+    return {**inherited, **numbers, "TOKENIZERS_PARALLELISM": "false", **folders, **chosen}

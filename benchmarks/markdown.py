@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.bars import judge
-from benchmarks.results import load
+from benchmarks.results import beside, load
 from benchmarks.run import RESULTS
 from benchmarks.table import HEADINGS, ratio_grid, row
 
@@ -79,8 +79,10 @@ def bars(results: Mapping[str, Any]) -> str:
     return table(rows)
 
 
-def block(results: Mapping[str, Any]) -> str:
-    """Everything that stands between the marks."""
+def block(results: Mapping[str, Any], threaded: Mapping[str, Any] | None = None) -> str:
+    """Everything that stands between the marks; ratios of `threaded`, a run with another number of threads, beside
+    the others."""
+    compared = ratios(results if threaded is None else beside(results, threaded))
     where = results["machine"]
     head = (
         f"torch {where['torch']}, Python {where['python']}, {where['processor']}, {where['cores']} cores, "
@@ -88,10 +90,8 @@ def block(results: Mapping[str, Any]) -> str:
         f"the loss read every {results['options']['read_every']} steps."
     )
     if any(key in results["workloads"] for key in "abcdefghij"):
-        return "\n\n".join(
-            [head, "## Ratios", ratios(results), "## Bars", bars(results), "## Details", details(results)]
-        )
-    return "\n\n".join([head, "## Ratios", ratios(results), "## Details", details(results)])
+        return "\n\n".join([head, "## Ratios", compared, "## Bars", bars(results), "## Details", details(results)])
+    return "\n\n".join([head, "## Ratios", compared, "## Details", details(results)])
 
 
 def gpu_table(results: Mapping[str, Any]) -> str:
@@ -150,13 +150,15 @@ def main() -> None:
     parser.add_argument("results", nargs="?", type=Path)
     parser.add_argument("page", nargs="?", type=Path)
     arguments = parser.parse_args()
-    results = load(arguments.results or RESULTS / ("gpu.json" if arguments.gpu else "cpu.json"))
+    path = arguments.results or RESULTS / ("gpu.json" if arguments.gpu else "cpu.json")
+    results, beside_it = load(path), path.with_name(f"{path.stem}-threads.json")
+    threaded = load(beside_it) if beside_it.exists() else None
     pages = [arguments.page] if arguments.page else GPU_PAGES if arguments.gpu else [PAGE]
     for page in pages:
         if arguments.gpu:
             page.write_text(write(page.read_text(), gpu_block(results), GPU_BEGIN, GPU_END))
         else:
-            page.write_text(write(page.read_text(), block(results)))
+            page.write_text(write(page.read_text(), block(results, threaded)))
         print(f"written: {page}")
 
 

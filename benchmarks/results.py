@@ -91,6 +91,23 @@ def summarise(workload: Mapping[str, Figures]) -> None:
             figures["equal_steps"] = equal_steps(figures["values"], base["values"])
 
 
+def threads_text(threads: int) -> str:
+    """The number of threads of a kernel in words."""
+    return {0: "PyTorch's number of threads", 1: "one thread"}.get(threads, f"{threads} threads")
+
+
+def beside(results: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """Results with the systems of another run of the same workloads added, under names that say its number of threads.
+    The ratios of each run are those to its own eager."""
+    suffix = threads_text(other["options"].get("threads", 1))
+    names = {name: f"{name}, {suffix}" for name in other["systems"] if name != BASE}
+    workloads: dict[str, Any] = {key: dict(systems) for key, systems in results["workloads"].items()}
+    for key, systems in workloads.items():
+        found = other["workloads"].get(key, {})
+        systems.update({names[name]: figures for name, figures in found.items() if name in names})
+    return {**results, "systems": [*results["systems"], *names.values()], "workloads": workloads}
+
+
 def machine(device: str = "CPU, one thread") -> dict[str, Any]:
     """Where it was measured."""
     return {

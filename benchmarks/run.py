@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from benchmarks.results import BASE, FORMAT, machine, save, summarise
+from benchmarks.results import BASE, FORMAT, machine, save, summarise, threads_text
 from benchmarks.schedule import Options, Session
 from benchmarks.systems import SYSTEMS, missing_package
 from benchmarks.table import render_ratios, render_workload
@@ -61,7 +61,7 @@ def measure(workloads: tuple[str, ...], systems: tuple[str, ...], options: Optio
     running = [name for name in systems if name not in skipped]
     results: dict[str, Any] = {
         "format": FORMAT,
-        "machine": machine(),
+        "machine": machine(f"CPU, {threads_text(options.threads)}"),
         "began": time.strftime("%Y-%m-%dT%H:%M:%S"),
         "options": _plain(options),
         "systems": running,
@@ -117,6 +117,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--first-steps", type=int, metavar="N", help="first steps that are timed one by one")
     parser.add_argument("--starts", type=int, metavar="N", help="processes whose first step is timed")
     parser.add_argument("--read-every", type=int, metavar="N", help="steps between two reads of the loss")
+    parser.add_argument(
+        "--threads", type=int, metavar="N", help="threads of a kernel, by default 1; 0: PyTorch's choice"
+    )
     parser.add_argument("--no-memory", action="store_true", help="do not measure memory")
     parser.add_argument("--no-second", action="store_true", help="do not run a second process")
     parser.add_argument("--settle-limit", type=float, metavar="S", help="the most seconds that warming up may take")
@@ -139,6 +142,7 @@ def options_from(arguments: argparse.Namespace) -> Options:
         "first_steps": arguments.first_steps,
         "starts": arguments.starts,
         "read_every": arguments.read_every,
+        "threads": arguments.threads,
         "settle_limit_s": arguments.settle_limit,
         "memory_limit_gb": arguments.memory_limit,
         "memory": False if arguments.no_memory else None,
@@ -178,9 +182,11 @@ def main() -> None:
     add_arguments(parser)
     arguments = parser.parse_args()
     workloads, systems = selection(arguments)
-    path = arguments.json or RESULTS / ("quick.json" if arguments.quick else "cpu.json")
+    options = options_from(arguments)
+    name = "quick" if arguments.quick else "cpu"
+    path = arguments.json or RESULTS / (f"{name}.json" if options.threads == 1 else f"{name}-threads.json")
     end_on_signals()
-    results = measure(workloads, systems, options_from(arguments), path)
+    results = measure(workloads, systems, options, path)
     print(render_ratios(results))
     for name, reason in results["skipped"].items():
         print(f"{name}: left out: {reason}")

@@ -45,6 +45,8 @@ class Options:
     # Processes whose first step is timed.
     starts: int = 3
     read_every: int = 1
+    # Threads of a kernel; 0 for PyTorch's own choice.
+    threads: int = 1
     # The least that a system runs in a round, and the most that it runs in its first steps, and in all rounds.
     sample_s: float = 0.3
     first_limit_s: float = 60.0
@@ -157,6 +159,7 @@ class Session:
             python=python,
             allocator=allocator,
             memory_limit_bytes=int(self.options.memory_limit_gb * 2**30),
+            threads=self.options.threads,
         )
 
     def _first(self) -> None:

@@ -190,7 +190,7 @@ def _end_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)
 
 
-def serve(system_name: str, workload_name: str, physical: str) -> None:
+def serve(system_name: str, workload_name: str, physical: str, threads: int) -> None:
     """Answer requests until there are no more."""
     _end_with_parent()
     answers = _answers()
@@ -199,7 +199,8 @@ def serve(system_name: str, workload_name: str, physical: str) -> None:
         answers.write(json.dumps(what) + "\n")
         answers.flush()
 
-    torch.set_num_threads(1)
+    if threads:
+        torch.set_num_threads(threads)
     began = time.perf_counter()
     try:
         worker = Worker(open_system(system_name, physical), ALL_WORKLOADS[workload_name], physical)
@@ -227,10 +228,11 @@ def main() -> None:
     parser.add_argument("--workload", choices=ALL_WORKLOADS, required=True)
     parser.add_argument("--physical", choices=("cpu", "cuda"), default="cpu", help="what computes in the end")
     parser.add_argument("--memory-limit", type=int, default=0, metavar="BYTES", help="0 for none")
+    parser.add_argument("--threads", type=int, default=1, help="threads of a kernel; 0 for PyTorch's own choice")
     arguments = parser.parse_args()
     if arguments.memory_limit:
         resource.setrlimit(resource.RLIMIT_AS, (arguments.memory_limit, arguments.memory_limit))
-    serve(arguments.system, arguments.workload, arguments.physical)
+    serve(arguments.system, arguments.workload, arguments.physical, arguments.threads)
 
 
 if __name__ == "__main__":

@@ -72,6 +72,16 @@ def test_tables_are_written_between_the_marks():
         write("no marks", "text")
 
 
+def test_ratios_with_another_number_of_threads_stand_beside_those_with_one():
+    threaded = results()
+    threaded["options"]["threads"] = 0
+    threaded["workloads"]["c"]["ltc-inductor"]["ratio"] = quartiles(0.75)
+    text = block(results(), threaded)
+    suffix = "PyTorch's number of threads"
+    assert f"| step time / eager | original | ltc-inductor | original, {suffix} | ltc-inductor, {suffix} |" in text
+    assert "| c: an MLP | - | 0.50 | - | 0.75 |" in text
+
+
 def test_page_of_the_documentation_has_the_marks():
     text = PAGE.read_text()
     assert text.index(BEGIN) < text.index(END)

@@ -119,6 +119,12 @@ def test_worker_on_cpu_does_not_find_the_variable_for_cuda(monkeypatch, tmp_path
     assert environment(tmp_path)["OMP_NUM_THREADS"] == "1"
 
 
+def test_worker_has_the_number_of_threads_that_is_asked_for(monkeypatch, tmp_path):
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    assert environment(tmp_path, threads=3)["MKL_NUM_THREADS"] == "3"
+    assert "OMP_NUM_THREADS" not in environment(tmp_path, threads=0)
+
+
 def test_nothing_begins_after_the_deadline():
     options = Options(deadline=time.monotonic() - 1)
     figures = Session("a", ["eager"], options, lambda text: None).measure()

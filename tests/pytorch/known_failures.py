@@ -57,6 +57,34 @@ KNOWN_FAILURES: tuple[Known, ...] = (
         Kind.MISSING,
         "no DLPack: the memory is the physical device's, and may not be computed yet",
     ),
+    Known("test_tensor_creation_ops", ("*.test_normal_std_error_cpu",), Kind.ARTEFACT, _LATE),
+    Known("test_tensor_creation_ops", ("*.test_linspace_cpu_*",), Kind.ARTEFACT, _ELEMENTS),
+    Known(
+        "test_tensor_creation_ops",
+        ("*.test_block_diag_cpu",),
+        Kind.ARTEFACT,
+        "tensors of two devices: the message is that of most operators, not the one of block_diag",
+    ),
+    Known("nn/test_embedding", ("*.test_embedding_bag_out_of_bounds_idx_*",), Kind.ARTEFACT, _LATE),
+    Known("nn/test_embedding", ("*.test_embedding_bag_1D_padding_idx_*",), Kind.ARTEFACT, _ELEMENTS),
+    Known(
+        "nn/test_convolution",
+        ("*.test_conv_backend_*",),
+        Kind.ARTEFACT,
+        "asks PyTorch which kernel it takes for the device; it is chosen when the program runs, and is the CPU's",
+    ),
+    Known(
+        "test_native_mha",
+        ("*_use_nt_True_*",),
+        Kind.MISSING,
+        "no strided nested tensors: refused at the call, with the way round",
+    ),
+    Known(
+        "test_foreach",
+        ("*.test_parity__foreach_maximum_slowpath_outplace_cpu_float64",),
+        Kind.DEFECT,
+        "for a complex number the operator on lists and the plain one do not raise the same; not looked into",
+    ),
     Known(
         "test_sort_and_select",
         ("TestSortAndSelectCPU.test_stable_sort_against_numpy_cpu_*",),
@@ -90,21 +118,10 @@ KNOWN_FAILURES: tuple[Known, ...] = (
     ),
     Known(
         "test_torch",
-        (
-            "TestTorchDeviceTypeCPU.test_grad_scaling_autocast_*",
-            "TestTorchDeviceTypeCPU.test_grad_scaler_pass_itself_cpu",
-            "TestTorchDeviceTypeCPU.test_params_invalidated_with_grads_invalidated_between_unscale_and_step_*",
-        ),
-        Kind.MISSING,
-        "no autocast",
-    ),
-    Known(
-        "test_torch",
         ("TestTorchDeviceTypeCPU.test_grad_scaling_state_dict_cpu",),
         Kind.ARTEFACT,
         "names the class of tensors of the CPU",
     ),
-    Known("test_torch", ("TestTorchDeviceTypeCPU.test_grad_scaling_unscale_sparse_*",), Kind.MISSING, _SPARSE),
     Known(
         "test_torch",
         (

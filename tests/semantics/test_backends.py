@@ -38,7 +38,15 @@ from torch_ltc.lowering.registry import registry
 from torch_ltc.program.instruction import Program
 
 pytestmark = [pytest.mark.blocking_tiers, pytest.mark.usefixtures("same_backend_afterwards")]
-DEFAULT = settings.backend
+# The backend outside of the blocks: one that compiles, and that runs what it has compiled.
+DEFAULT = "torchscript"
+
+
+@pytest.fixture(autouse=True)
+def _default_backend() -> Iterator[None]:
+    with settings.scope(backend=DEFAULT):
+        yield
+        torch_ltc.sync(wait=True)
 
 
 # ---- choosing

@@ -279,3 +279,38 @@ def test_a_call_without_memory_drops_graphs_and_runs_again(
     with pytest.warns(LtcWarning, match="graphs of 1 programs"):
         assert torch.full((2,), 4.0).to("ltc").sqrt().tolist() == [2.0, 2.0]
     assert graphs.alive() == 0
+
+
+def _shifted(x: Tensor) -> Tensor:
+    return (x * 2).relu() + 1
+
+
+def test_results_of_a_replay_stay_when_an_execution_without_graphs_lies_between(
+    graphs: StandInGraphs, seen: list[CaptureEvent | ExecuteEvent]
+) -> None:
+    held = []
+    for number in range(16):
+        x = torch.full((3,), float(number)).to("ltc")
+        with settings.scope(cuda_graphs="off" if number == 10 else "always"):
+            held.append(_shifted(x))
+            torch_ltc.sync()
+    assert [y.tolist() for y in held] == [[2.0 * number + 1] * 3 for number in range(16)]
+    assert captures(seen)
+
+
+def test_results_of_a_replay_stay_when_an_execution_has_lost_an_input(graphs: StandInGraphs) -> None:
+    table, rows = torch.ones(4, 3).to("ltc"), torch.tensor(9).to("ltc")
+    held = []
+    for number in range(8):
+        held.append(_shifted(torch.full((3,), float(number)).to("ltc")))
+        torch_ltc.sync()
+    with pytest.raises(torch_ltc.errors.LtcError):
+        lost = nn.functional.embedding(rows, table)
+        torch_ltc.sync(wait=True)
+    lost = _shifted(lost)
+    with pytest.raises(torch_ltc.errors.LtcError):
+        lost.tolist()
+    for number in range(8, 12):
+        held.append(_shifted(torch.full((3,), float(number)).to("ltc")))
+        torch_ltc.sync()
+    assert [y.tolist() for y in held] == [[2.0 * number + 1] * 3 for number in range(12)]

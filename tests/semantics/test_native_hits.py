@@ -49,7 +49,7 @@ def nothing_pending() -> Iterator[None]:
 
 def hits() -> int:
     """Hits since the last call of this, and after it of a sync."""
-    return int(recorder.take_hits()) if native is not None else 0  # type: ignore[attr-defined]
+    return recorder.take_hits()
 
 
 def steady(step: Callable[[], object], times: int = 4) -> int:
@@ -155,6 +155,23 @@ def test_lists_of_tensors_and_of_results() -> None:
     assert torch.equal(stacked.cpu(), wanted.view(2, 3))
     assert largest.item() == 11.0
     assert place.item() == 2
+
+
+@recorded_natively
+def test_copies_on_the_device_and_indices_are_hits() -> None:
+    x = torch.arange(4.0).to("ltc")
+    rows = torch.tensor([2, 0]).to("ltc")
+
+    def step() -> tuple[torch.Tensor, torch.Tensor]:
+        made = x * 1
+        made.copy_(x)
+        return made[rows], made.to(torch.float64)
+
+    assert steady(step) == 3
+    picked, wide = step()
+    assert picked.tolist() == [2.0, 0.0]
+    assert wide.dtype is torch.float64
+    assert wide.tolist() == [0.0, 1.0, 2.0, 3.0]
 
 
 @recorded_natively

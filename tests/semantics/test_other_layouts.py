@@ -134,6 +134,16 @@ def test_compressed_sparse_tensors_of_the_device(layout: torch.layout) -> None:
         assert_same(sparse.cpu().to_dense(), x)
 
 
+@pytest.mark.parametrize("reduce", ["sum", "mean", "amax", "amin"])
+def test_gradients_of_reducing_sparse_products(reduce: str) -> None:
+    dense, eye = torch.randn(3, 2), torch.eye(3).to_sparse_csr()
+    grads = []
+    for sparse, x in ((eye.to("ltc"), lazy(dense)), (eye, dense)):
+        made = torch.sparse.mm(sparse.requires_grad_(), x.detach().requires_grad_(), reduce)
+        grads.append(torch.autograd.grad(made.square().sum(), sparse)[0].values())
+    assert_same(*grads)
+
+
 def test_views_of_sparse_tensors_are_those_of_the_cpu() -> None:
     ours, expected = sparse_pair()
     assert_same_sparse(ours.unsqueeze(0), expected.unsqueeze(0))
@@ -224,3 +234,15 @@ def test_attention_on_its_fast_path_with_masks(need_weights: bool) -> None:
             assert_same(got[0], expected[0])
             if need_weights:
                 assert_same(got[1], expected[1])
+
+
+@pytest.mark.parametrize("need_weights", [False, True])
+def test_the_operator_of_attention_returns_weights_where_they_are_asked_for(need_weights: bool) -> None:
+    tensors = [torch.randn(2, 3, 8), torch.randn(24, 8), torch.randn(24), torch.randn(8, 8), torch.randn(8)]
+
+    def attend(x: Tensor, *weights: Tensor) -> tuple[Tensor, Tensor | None]:
+        return torch.ops.aten._native_multi_head_attention(x, x, x, 8, 2, *weights, need_weights=need_weights)
+
+    ours, expected = attend(*map(lazy, tensors)), attend(*tensors)
+    assert_same(ours[0], expected[0])
+    assert (ours[1] is None) == (expected[1] is None) != need_weights

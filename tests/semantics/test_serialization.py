@@ -342,3 +342,32 @@ def test_transformers_saves_a_model_with_tied_weights(tmp_path: Path) -> None:
     loaded = transformers.GPT2LMHeadModel.from_pretrained(tmp_path)
     assert loaded.lm_head.weight is loaded.transformer.wte.weight
     assert_same(model.lm_head.weight, loaded.lm_head.weight)
+
+
+def test_accelerate_saves_and_loads_the_state_of_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    accelerate = pytest.importorskip("accelerate")
+    monkeypatch.setenv("ACCELERATE_TORCH_DEVICE", "ltc")
+    accelerator = accelerate.Accelerator()
+    try:
+        model = nn.Linear(4, 2)
+        data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(8, 4)), batch_size=4)
+        model, optimizer, data = accelerator.prepare(model, torch.optim.Adam(model.parameters(), lr=0.1), data)
+
+        def epoch() -> list[Tensor]:
+            for (batch,) in data:
+                assert batch.device.type == "ltc"
+                optimizer.zero_grad()
+                accelerator.backward(model(batch).square().mean())
+                optimizer.step()
+            return [parameter.detach().cpu() for parameter in model.parameters()]
+
+        epoch()
+        accelerator.save_state(tmp_path)
+        expected = epoch()
+        accelerator.load_state(tmp_path)
+        assert model.weight.device.type == "ltc"
+        for ours, wanted in zip(epoch(), expected, strict=True):
+            assert_same(ours, wanted)
+    finally:
+        accelerator.free_memory()
+        accelerate.state.AcceleratorState._reset_state(True)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -139,3 +142,13 @@ def test_an_error_of_one_thread_does_not_lose_the_others_results() -> None:
     assert values == [0.0] * len(values)
     assert len(values) + len(failures) >= 15 + 5
     assert all("aten::embedding" in str(error) for error in failures)
+
+
+@pytest.mark.parametrize("seconds", [6, pytest.param(60, marks=pytest.mark.slow)])
+def test_threads_with_small_and_failing_programs_spoil_no_memory(seconds: int) -> None:
+    command = [sys.executable, "-m", "tests.semantics.stress_programs", str(seconds)]
+    root = Path(__file__).parents[2]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=300 + seconds, check=False)
+    assert done.returncode == 0, done.stderr
+    programs, failures = map(int, done.stdout.split())
+    assert programs > failures >= 0

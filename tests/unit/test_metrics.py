@@ -266,7 +266,7 @@ def test_every_figure_of_an_event_is_documented() -> None:
     events.emit(events.CaptureEvent(1, 0, "", "a read"))
     events.emit(events.GraphsDroppedEvent(1, 2, "no memory"))
     # Counted where no event tells of it.
-    others = {"lazy::<op>", "TrieForked", "CompileNotOnDisk"}
+    others = {"lazy::<op>", "TrieForked", "CompileNotOnDisk", "NativeHits"}
     patterns = {"Execute::b": "Execute::<backend>", "aten::nonzero": "aten::<op>"}
     assert {patterns.get(name, name) for name in metrics.counter_names()} == set(metrics.COUNTERS) - others
     recorded = metrics.snapshot()["metrics"]

@@ -102,6 +102,31 @@ def test_a_failure_has_the_messages_and_keeps_what_was_compiled(workshop: Worksh
     assert workshop.calls() == ["two.cpp", "one two"]
 
 
+def test_what_a_killed_build_has_left_is_removed(workshop: Workshop) -> None:
+    left = workshop.made / "unfinished-abc"
+    left.mkdir(parents=True)
+    (left / "one.log").write_text("")
+    workshop.build()
+    assert not left.exists()
+    assert {file.name for file in workshop.made.iterdir()} == {"lock", "objects", library_name()}
+
+
+def test_an_interrupted_build_stops_the_compiler(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
+    workshop.script.write_text('#!/bin/sh\n[ "$1" = --version ] || exec sleep 600\n')
+    started: list[subprocess.Popen[bytes]] = []
+    start = compiler._Step.start
+
+    def interrupted(step: compiler._Step) -> subprocess.Popen[bytes]:
+        started.append(start(step))
+        return started[-1]
+
+    monkeypatch.setattr(compiler._Step, "start", interrupted)
+    monkeypatch.setattr(compiler.time, "sleep", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        workshop.build()
+    assert [process.poll() for process in started] == [-9]
+
+
 def test_processes_that_build_at_the_same_time_compile_once(workshop: Workshop) -> None:
     script = (
         "import sys; from pathlib import Path; from torch_ltc.native import compiler\n"

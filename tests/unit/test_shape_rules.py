@@ -351,6 +351,8 @@ def test_memory_that_a_call_both_writes_and_reads_is_left_to_inference() -> None
         (aten.sum.dim_IntList, (torch.zeros(2, 3), [0, 0])),
         (aten.native_layer_norm.default, (torch.zeros(2, 3), [4], None, None, 1e-5)),
         (aten.embedding.default, (torch.zeros(2, 3), torch.zeros(2))),
+        (aten._foreach_sub.Scalar, ([torch.zeros(2)], True)),
+        (aten._foreach_sub_.ScalarList, ([torch.zeros(2)], [True])),
     ],
     ids=lambda value: value.name() if isinstance(value, OpOverload) else "",
 )

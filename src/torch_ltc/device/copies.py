@@ -244,6 +244,11 @@ def has_compatible_type(tensor: torch.Tensor, source: torch.Tensor) -> bool:
     return all(t.layout is torch.strided and not (t.is_quantized or t.is_nested) for t in (tensor, source))
 
 
+# Calls of these that were recorded before are what they were then: the hit path may record them.
+_HIT: tuple[tuple[Any, Operator], ...] = ((copy_, _COPY), (to_copy, _TO_COPY), (index, _INDEX))
+for _kernel, _operator in _HIT:
+    _kernel.operator = _operator
+
 COMPOSITES = {"aten::_has_compatible_shallow_copy_type": has_compatible_type}
 
 KERNELS = {

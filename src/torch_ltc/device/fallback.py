@@ -32,6 +32,8 @@ from torch_ltc.record.operator import Kind, Operator
 from torch_ltc.record.recorder import device_mismatch, recorder
 
 _warned: set[str] = set()
+# Its kernel keeps what the backward pass needs only if an operand asks for gradients; without, that would crash.
+_ASKS_FOR_GRADIENTS = "aten::_sparse_mm_reduce_impl"
 
 
 def is_lazy(value: object) -> bool:
@@ -100,6 +102,9 @@ def _run(operator: Operator, values: tuple[Any, ...]) -> Any:
         kwargs = {a.name: v for a, v in zip(operator.arguments[split:], filled[split:], strict=True)}
         if any(a.kind is Kind.DROPPED for a in operator.arguments):
             kwargs["pin_memory"] = None
+        if operator.name == _ASKS_FOR_GRADIENTS:
+            for tensor in built.values():
+                tensor.requires_grad_()
         # Kernels for sparse tensors count on it that nobody tracks views, as below autograd in eager.
         with without_keys(VIEW_TRACKING) if built else nullcontext():
             return operator.op(*filled[:split], **kwargs), real, built

@@ -139,8 +139,8 @@ def make_kernel(op: OpOverload) -> Kernel:
     namespace = _namespace(operator)
     namespace["specialise"] = specialise
     namespace.update({f"d{i}": a.default for i, a in enumerate(operator.arguments)})
-    stub: Any = FunctionType(_STUB, namespace, operator.name)
-    stub.operator = operator
+    stub = FunctionType(_STUB, namespace, operator.name)
+    stub.operator = operator  # type: ignore[attr-defined]
     # The first one is the dispatcher's.
     _stubs.setdefault(operator.name, (stub, operator))
     return stub

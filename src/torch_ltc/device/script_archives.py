@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from torch_ltc.device.tensors import storage_buffer
 from torch_ltc.pytorch.patches import replaces
 from torch_ltc.pytorch.private import TorchDispatchMode
 
@@ -35,7 +36,7 @@ class _StorageSizes(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is aten.set_.source_Storage_storage_offset:
             target, storage, _, size = args[:4]
-            buffer = getattr(storage, "handle", None)
+            buffer = storage_buffer(storage)
             if buffer is not None and size[0] != buffer.size_bytes // target.element_size():
                 _set_size(storage)
                 self.changed = True

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from torch_ltc.device.tensors import wrap_physical
+from torch_ltc.device.tensors import storage_buffer, wrap_physical
 from torch_ltc.errors import DataAccessError
 from torch_ltc.execute.sync import read_buffer
 from torch_ltc.program.spec import Spec, make_spec, spec_of
@@ -22,7 +22,7 @@ _Storage = torch.UntypedStorage
 
 
 def _buffer(storage: Any) -> Buffer | None:
-    return getattr(storage, "handle", None) if isinstance(storage, _Storage) else None
+    return storage_buffer(storage) if isinstance(storage, _Storage) else None
 
 
 def _flat(buffer: Buffer) -> Spec:
@@ -55,7 +55,7 @@ def _on_buffer(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     def add(ours: Callable[..., Any]) -> Callable[..., Any]:
         def around(theirs: Any) -> Any:
             def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-                buffer = self.__dict__.get("handle")
+                buffer = storage_buffer(self)
                 return theirs(self, *args, **kwargs) if buffer is None else ours(self, buffer, *args, **kwargs)
 
             return method

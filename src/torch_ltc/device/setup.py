@@ -24,29 +24,30 @@ from torch_ltc.device.library import register_kernels
 from torch_ltc.errors import LtcWarning
 from torch_ltc.execute.sync import program_synced
 from torch_ltc.native.library import extension
-from torch_ltc.native.recording import native
 from torch_ltc.pytorch.patches import changes
 from torch_ltc.record.recorder import recorder
 
 
 def _count(entry: CachedProgram) -> None:
     metrics.count_ops(entry.op_counts)
-    if native is not None:
-        metrics.count("NativeHits", recorder.take_hits())
+    hits = recorder.take_hits()
+    if hits:
+        metrics.count("NativeHits", hits)
     if recorder.tree.forks:
         metrics.count("TrieForked", recorder.tree.forks)
         recorder.tree.forks = 0
 
 
-def _forget_forks() -> None:
+def _forget_counts() -> None:
     recorder.tree.forks = 0
+    recorder.take_hits()
 
 
 def set_up() -> None:
     """Register the kernels and change PyTorch, at import."""
     register_kernels()
     program_synced.add(_count)
-    metrics.on_reset(_forget_forks)
+    metrics.on_reset(_forget_counts)
     apply_forced_fallback()
     install()
 

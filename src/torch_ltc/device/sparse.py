@@ -48,7 +48,10 @@ def put_together(like: torch.Tensor, *parts: torch.Tensor) -> torch.Tensor:
     """A sparse tensor of these parts, of the layout and the size of another one, and coalesced if that is."""
     size = list(like.size())
     if like.layout is not torch.sparse_coo:
-        return torch.sparse_compressed_tensor(*parts, size=size, layout=like.layout, check_invariants=False)
+        compressed, plain, values = parts
+        return torch.sparse_compressed_tensor(
+            compressed, plain, values, size=size, layout=like.layout, check_invariants=False
+        )
     indices, values = parts
     coalesced = _ask(aten.is_coalesced.default, like)
     dims = _ask(aten.sparse_dim.default, like), _ask(aten.dense_dim.default, like)

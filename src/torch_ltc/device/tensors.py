@@ -14,9 +14,9 @@ from torch_ltc.native.recording import native
 from torch_ltc.program.instruction import Call, Return, ReturnKind
 from torch_ltc.program.spec import Spec, contiguous_strides, make_spec
 from torch_ltc.program.tree import Node
-from torch_ltc.pytorch.private import conj_view, create_empty_tensor, neg_view, refuse_data_pointer
+from torch_ltc.pytorch.private import META, conj_view, create_empty_tensor, neg_view, refuse_data_pointer
 from torch_ltc.record.arguments import operand_tensors
-from torch_ltc.record.buffer import Buffer, attach, buffer_of, new_buffer
+from torch_ltc.record.buffer import Buffer, attach, buffer_of, find_buffer, new_buffer
 from torch_ltc.record.call_site import current_source
 from torch_ltc.record.operator import Operator
 from torch_ltc.record.recorder import recorder
@@ -62,6 +62,19 @@ def empty_tensor(size: tuple[int, ...], stride: tuple[int, ...] | None, dtype: t
     """A device tensor that nobody has written to."""
     spec = make_spec(dtype, size, contiguous_strides(size) if stride is None else stride)
     return new_tensor(new_buffer(spec), spec)
+
+
+def storage_buffer(storage: torch.UntypedStorage) -> Buffer | None:
+    """The buffer of a storage of the device; None for any other storage."""
+    if native is None:
+        found: Buffer | None = storage.__dict__.get("handle")
+        return found
+    if storage.device.type != "ltc":
+        return None
+    # The extension finds the buffers of tensors.
+    seen = empty_tensor((0,), None, torch.uint8)
+    torch.ops.aten.set_.source_Storage_storage_offset.redispatch(META, seen, storage, 0, (0,), (1,))
+    return find_buffer(seen)
 
 
 def wrap_physical(data: torch.Tensor, spec: Spec) -> torch.Tensor:

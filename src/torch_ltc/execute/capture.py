@@ -125,6 +125,11 @@ class Capture:
         self._runs = -_LEFT_ALONE * self._drops
         self._captures = 0
 
+    def release(self) -> None:
+        """Let go of the graphs before an execution without them: a replay after it would know the outputs of that one
+        only, and write over those of the replay before."""
+        self._captured = None
+
     def run(
         self,
         computation: Computation | None,

@@ -66,7 +66,8 @@ def pending_inputs() -> tuple[list[int], list[object]]:
     with recorder.lock:
         used = [n.instruction for n in recorder.tree.path(recorder.node)]
         program = Program(0, tuple([i for i in used if i is not None]), (), 0, 0, False)
-        pairs = [(recorder.inputs[i.buffer], i.spec) for i in program.inputs]
+        inputs = recorder.inputs
+        pairs = [(inputs[i.buffer], i.spec) for i in program.inputs]
         numbers: list[object] = list(recorder.scalars)
         uses = Uses([buffer for buffer, _ in pairs], ())
         future = executor.submit(lambda: [physical(buffer, spec) for buffer, spec in pairs], uses, wait=False)

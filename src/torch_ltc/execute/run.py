@@ -96,6 +96,8 @@ def _execute(
             if policy.captures != "off" and previous is not None:
                 outcome = _run_captured(entry, executable, arguments, policy, previous)
             captured = outcome is not None
+            if not captured and entry.capture is not None:
+                entry.capture.release()
             if outcome is not None:
                 pass
             elif executable is None:

@@ -27,6 +27,7 @@ __all__ = ["BuildError", "Compiler", "build", "find_compiler", "library_name"]
 _SOURCES = Path(__file__).parent
 _TORCH = Path(torch.__file__).parent
 _INCLUDE = re.compile(rb'^#include "([^"]+)"', re.MULTILINE)
+_SCRATCH = "unfinished-"
 _POLL_S = 0.05
 _KEPT_S = 30 * 86400.0
 _SANITIZE = ("-fsanitize=address,undefined", "-fno-omit-frame-pointer", "-g", "-O1")
@@ -136,7 +137,10 @@ def build(folder: Path, compiler: Compiler, note: Callable[[str], None], jobs: i
         missing = [source for source, made in wanted.items() if not made.exists()]
         if missing:
             note(f"compiling {', '.join(source.name for source in missing)}: half a minute each")
-        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        for abandoned in folder.glob(f"{_SCRATCH}*"):
+            # Of a process that was killed: nobody else builds here now.
+            shutil.rmtree(abandoned, ignore_errors=True)
+        with tempfile.TemporaryDirectory(dir=folder, prefix=_SCRATCH) as scratch:
             compile_one = (*compiler.command, *compiler.compile_flags(), "-c")
             steps = [
                 _Step((*compile_one, str(source)), Path(scratch, source.stem), wanted[source]) for source in missing
@@ -180,16 +184,22 @@ def _run_all(steps: Sequence[_Step], jobs: int) -> None:
     waiting = list(steps)
     running: dict[_Step, subprocess.Popen[bytes]] = {}
     failed = ""
-    while running or (waiting and not failed):
-        while waiting and len(running) < jobs and not failed:
-            step = waiting.pop(0)
-            running[step] = step.start()
-        for step, process in list(running.items()):
-            status = process.poll()
-            if status is not None:
-                del running[step]
-                failed += step.finish(status)
-        time.sleep(_POLL_S)
+    try:
+        while running or (waiting and not failed):
+            while waiting and len(running) < jobs and not failed:
+                step = waiting.pop(0)
+                running[step] = step.start()
+            for step, process in list(running.items()):
+                status = process.poll()
+                if status is not None:
+                    del running[step]
+                    failed += step.finish(status)
+            time.sleep(_POLL_S)
+    finally:
+        # After an interrupt: nobody waits for these.
+        for process in running.values():
+            process.kill()
+            process.wait()
     if failed:
         raise BuildError(failed)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch_ltc.program.spec import held_elsewhere
@@ -57,6 +58,13 @@ class PendingState:
             buffer.input = len(self.inputs)
             self.inputs.append(buffer)
         return buffer.input
+
+    def take_hits(self) -> int:
+        """How many calls the hit path in C++ has recorded since this was last asked."""
+        return 0
+
+    def set_note_line(self, note: Callable[[Node], None]) -> None:
+        """Let the hit path call this for a call that may fail."""
 
     def add_scalars(self, numbers: list[Any]) -> None:
         """Make these run-time numbers of the program."""

@@ -527,8 +527,7 @@ class Recorder(_State):
 
 
 recorder = Recorder()
-if native is not None:
-    recorder.set_note_line(recorder.note_line)
+recorder.set_note_line(recorder.note_line)
 # The child finds the lock free, and nothing half recorded.
 os.register_at_fork(
     before=recorder.lock.acquire, after_in_parent=recorder.lock.release, after_in_child=recorder.lock.release

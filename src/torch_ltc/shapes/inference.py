@@ -43,7 +43,7 @@ _LINEAR_ALGEBRA = (
 )
 _OTHERS = (
     "mkldnn_rnn_layer _embedding_bag _embedding_bag_forward_only _embedding_bag_backward max_unpool2d max_unpool3d "
-    "nonzero_static col2im sort abs"
+    "nonzero_static col2im sort abs _native_multi_head_attention"
 )
 CPU_INFERRED = frozenset(f"aten::{name}" for name in f"{_NORMS} {_LINEAR_ALGEBRA} {_OTHERS}".split())
 

@@ -35,9 +35,14 @@ def _check(targets: Specs, others: Sequence[Any]) -> None:
                 if isinstance(item, Spec):
                     require(item.size == target.size and item.dtype is dtype)
                 else:
-                    require(fits(item, dtype))
+                    require(_is_taken(item, dtype))
         else:
-            require(fits(other, dtype))
+            require(_is_taken(other, dtype))
+
+
+def _is_taken(number: object, dtype: torch.dtype) -> bool:
+    """True for a number that every operator takes; some refuse bools."""
+    return not isinstance(number, bool) and fits(number, dtype)
 
 
 def _in_place(targets: Specs, *others: Any) -> Returns:

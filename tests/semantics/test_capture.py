@@ -246,6 +246,16 @@ def test_graphs_of_programs_that_are_forgotten_hold_no_memory(graphs: StandInGra
     assert torch.ltc.memory_stats()["graphs.count"] == 0
 
 
+def test_graphs_that_a_program_let_go_of_are_not_counted(graphs: StandInGraphs) -> None:
+    run_often(1)
+    assert torch.ltc.memory_stats()["graphs.count"] == 1
+    with settings.scope(cuda_graphs="off"):
+        run_often(1, 1)
+    assert (graphs.alive(), torch.ltc.memory_stats()["graphs.count"]) == (0, 0)
+    run_often(1)
+    assert torch.ltc.memory_stats()["graphs.bytes"] >= 1000
+
+
 def test_capturing_without_memory_drops_other_graphs_and_says_so_once(graphs: StandInGraphs) -> None:
     graphs.room_bytes = 1000
     run_often(1)

@@ -121,6 +121,7 @@ class Capture:
     def drop(self) -> None:
         """Let go of the graphs. Outputs that someone holds stay where they are."""
         self._captured = None
+        self.size_bytes = 0
         self._drops += 1
         self._runs = -_LEFT_ALONE * self._drops
         self._captures = 0
@@ -129,6 +130,7 @@ class Capture:
         """Let go of the graphs before an execution without them: a replay after it would know the outputs of that one
         only, and write over those of the replay before."""
         self._captured = None
+        self.size_bytes = 0
 
     def run(
         self,
@@ -193,7 +195,7 @@ class Capture:
         outcome = made.first_run(arguments)
         if made.failure is None:
             self._captured = made
-            self.size_bytes = made.size_bytes
+            self.size_bytes = max(made.size_bytes, 1)
             graph_cache.add(self, self._graphs.total_bytes())
             emit(CaptureEvent(program.identity, made.graph_count, made.describe(), ""))
         elif made.failure.out_of_memory:

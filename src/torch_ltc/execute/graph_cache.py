@@ -70,10 +70,10 @@ class GraphCache:
         with self._lock:
             dropped = self._alive()
             self._used.clear()
+        held = size_text(sum(each.size_bytes for each in dropped))
         self._drop(dropped, "the device is out of memory")
         if dropped and not self._warned:
             self._warned = True
-            held = size_text(sum(each.size_bytes for each in dropped))
             deferred.add_warning(
                 f"the device is out of memory: the graphs of {len(dropped)} programs ({held}) were dropped, and are "
                 "captured again later\n  try: a smaller batch, cuda_graphs = 'off', or a bound with graph_bytes",
@@ -100,14 +100,16 @@ class GraphCache:
         for identity, captured in found:
             if captured is None:
                 del self._used[identity]
-        return [captured for _, captured in found if captured is not None]
+        # One that has let go of its graphs by itself holds nothing.
+        return [captured for _, captured in found if captured is not None and captured.size_bytes]
 
     @staticmethod
     def _drop(dropped: list[GraphHolder], reason: str) -> None:
+        size_bytes = sum(each.size_bytes for each in dropped)
         for captured in dropped:
             captured.drop()
         if dropped:
-            emit(GraphsDroppedEvent(len(dropped), sum(each.size_bytes for each in dropped), reason))
+            emit(GraphsDroppedEvent(len(dropped), size_bytes, reason))
 
 
 graph_cache = GraphCache()

@@ -18,7 +18,7 @@ from torch_ltc.config import settings
 from torch_ltc.debug.history import history
 from torch_ltc.errors import LtcWarning
 from torch_ltc.events import CaptureEvent, ExecuteEvent, GraphsDroppedEvent, subscribe
-from torch_ltc.execute import capture
+from torch_ltc.execute import capture, captured_program
 from torch_ltc.execute.graph_cache import graph_cache
 from torch_ltc.lowering.interface import Arguments
 from torch_ltc.program.instruction import Call
@@ -98,8 +98,8 @@ def test_calls_with_changing_numbers_leave_the_rest_captured(
 ) -> None:
     # The calls of an optimizer that works on one tensor at a time are not worth graphs; forward and backward are one.
     monkeypatch.setattr(capture, "_MOST_GRAPHS", 2)
-    monkeypatch.setattr(capture, "_MANY_GRAPHS", 2)
-    monkeypatch.setattr(capture, "_LEAST_OPERANDS", 12)
+    monkeypatch.setattr(captured_program, "_MANY_GRAPHS", 2)
+    monkeypatch.setattr(captured_program, "_LEAST_OPERANDS", 12)
     make: Callable[[nn.Module], torch.optim.Optimizer] = lambda model: torch.optim.AdamW(  # noqa: E731
         model.parameters(), lr=0.01, foreach=False
     )
@@ -244,6 +244,16 @@ def test_graphs_of_programs_that_are_forgotten_hold_no_memory(graphs: StandInGra
     torch_ltc.sync(wait=True)
     assert graphs.alive() == 0
     assert torch.ltc.memory_stats()["graphs.count"] == 0
+
+
+def test_graphs_that_a_program_let_go_of_are_not_counted(graphs: StandInGraphs) -> None:
+    run_often(1)
+    assert torch.ltc.memory_stats()["graphs.count"] == 1
+    with settings.scope(cuda_graphs="off"):
+        run_often(1, 1)
+    assert (graphs.alive(), torch.ltc.memory_stats()["graphs.count"]) == (0, 0)
+    run_often(1)
+    assert torch.ltc.memory_stats()["graphs.bytes"] >= 1000
 
 
 def test_capturing_without_memory_drops_other_graphs_and_says_so_once(graphs: StandInGraphs) -> None:

@@ -19,7 +19,7 @@ from torch_ltc.events import GraphsDroppedEvent, emit
 from torch_ltc.formatting import size_text
 from torch_ltc.lowering.out_of_memory import memory_needed
 
-__all__ = ["CapturedProgram", "GraphCache", "graph_cache"]
+__all__ = ["GraphHolder", "GraphCache", "graph_cache"]
 
 # Captured programs that are kept, whatever their size.
 _MOST_PROGRAMS = 128
@@ -27,7 +27,7 @@ _MOST_PROGRAMS = 128
 _SHARE = 0.5
 
 
-class CapturedProgram(Protocol):
+class GraphHolder(Protocol):
     """A program whose graphs hold memory."""
 
     size_bytes: int
@@ -42,10 +42,10 @@ class GraphCache:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         # A program that leaves the program cache takes its graphs along.
-        self._used: OrderedDict[int, weakref.ref[CapturedProgram]] = OrderedDict()
+        self._used: OrderedDict[int, weakref.ref[GraphHolder]] = OrderedDict()
         self._warned = False
 
-    def add(self, captured: CapturedProgram, total_bytes: int) -> None:
+    def add(self, captured: GraphHolder, total_bytes: int) -> None:
         """A program was captured on a device with this much memory. Others are dropped to make room for it."""
         bound = settings.graph_bytes or int(total_bytes * _SHARE)
         with self._lock:
@@ -59,7 +59,7 @@ class GraphCache:
                 del self._used[id(dropped[-1])]
         self._drop(dropped, "the setting graph_bytes")
 
-    def touch(self, captured: CapturedProgram) -> None:
+    def touch(self, captured: GraphHolder) -> None:
         """Mark a program as just used."""
         with self._lock:
             if id(captured) in self._used:
@@ -70,10 +70,10 @@ class GraphCache:
         with self._lock:
             dropped = self._alive()
             self._used.clear()
+        held = size_text(sum(each.size_bytes for each in dropped))
         self._drop(dropped, "the device is out of memory")
         if dropped and not self._warned:
             self._warned = True
-            held = size_text(sum(each.size_bytes for each in dropped))
             deferred.add_warning(
                 f"the device is out of memory: the graphs of {len(dropped)} programs ({held}) were dropped, and are "
                 "captured again later\n  try: a smaller batch, cuda_graphs = 'off', or a bound with graph_bytes",
@@ -95,19 +95,21 @@ class GraphCache:
             alive = self._alive()
         return {"graphs.count": len(alive), "graphs.bytes": sum(each.size_bytes for each in alive)}
 
-    def _alive(self) -> list[CapturedProgram]:
+    def _alive(self) -> list[GraphHolder]:
         found = [(identity, reference()) for identity, reference in self._used.items()]
         for identity, captured in found:
             if captured is None:
                 del self._used[identity]
-        return [captured for _, captured in found if captured is not None]
+        # One that has let go of its graphs by itself holds nothing.
+        return [captured for _, captured in found if captured is not None and captured.size_bytes]
 
     @staticmethod
-    def _drop(dropped: list[CapturedProgram], reason: str) -> None:
+    def _drop(dropped: list[GraphHolder], reason: str) -> None:
+        size_bytes = sum(each.size_bytes for each in dropped)
         for captured in dropped:
             captured.drop()
         if dropped:
-            emit(GraphsDroppedEvent(len(dropped), sum(each.size_bytes for each in dropped), reason))
+            emit(GraphsDroppedEvent(len(dropped), size_bytes, reason))
 
 
 graph_cache = GraphCache()

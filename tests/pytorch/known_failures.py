@@ -31,7 +31,7 @@ class Known:
 _LATE = "an error that depends on data is raised at the sync, as an ExecutionError; the test wants it at the call"
 _WARNING = "PyTorch before 2.15 prints warnings of operators that Python calls; they cannot be caught"
 _ELEMENTS = "reads or writes tens of thousands of elements one by one: too slow for a limit of 60 s"
-_SPARSE = "no sparse tensors on the device"
+_SPARSE = "every call on a sparse tensor syncs: too slow for a limit of 60 s on a busy machine; not seen to the end"
 _TEXT = "the text of a program is another, on purpose"
 
 KNOWN_FAILURES: tuple[Known, ...] = (
@@ -135,6 +135,7 @@ KNOWN_FAILURES: tuple[Known, ...] = (
     Known("test_torch", ("*.test_complex_half_experimental_warning_cpu",), Kind.ARTEFACT, "no warning of complex32"),
     Known("test_masked", ("TestMaskedCPU.test_mask_layout_*",), Kind.MISSING, _SPARSE),
     Known("test_ops", ("TestCommonCPU.test_out_warning_*",), Kind.ARTEFACT, _WARNING),
+    Known("test_segment_reductions", ("TestSegmentReductionsCPU.test_unsafe_flag_cpu_*",), Kind.ARTEFACT, _LATE),
     Known("test_linalg", ("TestLinalgCPU.test_inverse_errors_cpu_*",), Kind.ARTEFACT, _LATE),
     Known(
         "test_linalg",

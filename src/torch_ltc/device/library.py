@@ -174,9 +174,8 @@ def register_kernels() -> None:
     for name, kernel in composites.items():
         for key in ("AutogradPrivateUse1", "PrivateUse1"):
             aten.impl(name, key, kernel, False)
-    names = [op.name() for op in overloads()]
     for layout, own in (("Sparse", sparse.KERNELS), ("SparseCsr", sparse.COMPRESSED_KERNELS)):
-        for name, kernel in {**other_layouts.eager_kernels(names, layout, own), **own}.items():
+        for name, kernel in {**other_layouts.eager_kernels(layout, own), **own}.items():
             aten.impl(name, f"{layout}PrivateUse1", kernel, False)
     for name, kernel in composite_ops.COMPOSED.items():
         _implement(aten, name, kernel)

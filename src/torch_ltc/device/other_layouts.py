@@ -6,7 +6,7 @@ Quantized ones live on the physical device. Strided nested ones are refused, wit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 import torch
@@ -14,7 +14,7 @@ import torch
 from torch_ltc.device.fallback import run_eagerly
 from torch_ltc.device.kernels import Kernel, make_kernel
 from torch_ltc.errors import UnsupportedLayoutError
-from torch_ltc.pytorch.private import OpOverload, has_kernel_for
+from torch_ltc.pytorch.private import OpOverload, operators_with_kernel
 from torch_ltc.record.call_site import current_source
 from torch_ltc.record.operator import Operator
 
@@ -59,11 +59,11 @@ _bag_backward = make_kernel(aten._embedding_bag_backward.default)
 KERNELS["aten::_embedding_bag_backward"] = embedding_bag_backward
 
 
-def eager_kernels(names: Iterable[str], key: str, own: Mapping[str, Kernel]) -> dict[str, Kernel]:
+def eager_kernels(layout: str, own: Mapping[str, Kernel]) -> dict[str, Kernel]:
     """Kernels for all operators that PyTorch has for a sparse layout of the CPU: composed of others, as for devices
     without kernels, most would end in one that takes no sparse tensors."""
-    found = [name for name in names if name not in own and has_kernel_for(name, f"{key}CPU")]
-    return {name: _on_physical_device(name) for name in found}
+    names = operators_with_kernel(f"{layout}CPU")
+    return {name: _on_physical_device(name) for name in names if name.startswith("aten::") and name not in own}
 
 
 def _on_physical_device(name: str) -> Kernel:

@@ -74,6 +74,7 @@ without_keys: Callable[[Any], Any] = torch._C._ExcludeDispatchKeyGuard
 all_schemas: Callable[[], list[Any]] = torch._C._jit_get_all_schemas
 has_kernel: Callable[[str], bool] = torch._C._dispatch_has_kernel
 has_kernel_for: Callable[[str, Any], bool] = torch._C._dispatch_has_kernel_for_dispatch_key
+operators_with_kernel: Callable[[str], list[str]] = torch._C._dispatch_get_registrations_for_dispatch_key
 SchemaArgument = torch._C.Argument
 
 # ---- tensors ------------------------------------------------------------------------------------------------------

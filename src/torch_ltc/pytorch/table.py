@@ -93,6 +93,8 @@ table.add(
     Interface("torch._C.DisableTorchFunction", "makes calls that no function mode sees", "`ltc run`", _STABLE),
     Interface("torch._C._AutoDispatchBelowAutograd", "runs programs without autograd", "running programs", _STABLE),
     Interface("torch._C._jit_get_all_schemas", "lists all overloads", "kernels for the device", _BINDING),
+    Interface("torch._C._dispatch_get_registrations_for_dispatch_key", "lists the operators of a layout",
+              "sparse tensors", _BINDING),
     Interface("torch._C._dispatch_has_kernel", "leaves out overloads without kernels", "kernels for the device",
               _BINDING,
               check=lambda has: has("aten::add.Tensor") and not has("aten::never")),

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from torch_ltc.cli.main import main
 from torch_ltc.cli.recordings import read_recording
 from torch_ltc.cli.run import parse_setting, summary
 from torch_ltc.config import settings
-from torch_ltc.debug.recording import Finding, Recording
+from torch_ltc.debug.recording import Finding, Recording, SettingRow
 from torch_ltc.errors import SettingError
 from torch_ltc.source import UNKNOWN
 
@@ -294,6 +295,8 @@ def test_a_setting_that_is_not_there_is_said_so() -> None:
 
 def test_the_summary_counts(recording: Recording) -> None:
     findings = [Finding("r", "LTC2", word, "", "", UNKNOWN, "") for word in ("hint", "error", "hint")]
-    text = "6 steps, 2 programs, 2 compiles, 1 load, 6 syncs, 4 of 6 runs on torchscript"
+    text = "6 steps, 2 programs, 2 compiles, 1 load, 6 syncs, 4 of 6 runs in compiled code"
     assert summary(recording, []) == text
+    chosen = replace(recording, settings=(SettingRow("backend", "'torchscript'", "env"),))
+    assert summary(chosen, []).endswith("4 of 6 runs on torchscript")
     assert summary(recording, findings) == f"{text}, 1 error, 2 hints"

@@ -13,7 +13,7 @@ from torch import Tensor
 import torch_ltc
 from tests.semantics.support import assert_same, lazy
 from torch_ltc.config import settings
-from torch_ltc.errors import DataAccessError, DeviceMismatchError, LtcError
+from torch_ltc.errors import DataAccessError, DeviceMismatchError
 
 pytestmark = pytest.mark.usefixtures("no_fallback")
 
@@ -242,9 +242,12 @@ def test_storages_that_are_shared_can_be_told_from_others() -> None:
     assert x.untyped_storage().data_ptr() != torch.ones(4, device="ltc").untyped_storage().data_ptr()
 
 
-def test_sparse_layouts_are_refused_or_run_eagerly_but_never_wrong() -> None:
-    with pytest.raises((NotImplementedError, LtcError, RuntimeError)):
-        torch.empty(2, 2, device="ltc", layout=torch.sparse_coo)
+def test_tensors_are_made_in_sparse_layouts() -> None:
+    made = torch.empty(2, 2, device="ltc", layout=torch.sparse_coo)
+    assert made.layout is torch.sparse_coo
+    assert made.device.type == "ltc"
+    with settings.scope(fallback="allow"):
+        assert made.to_dense().tolist() == [[0.0, 0.0], [0.0, 0.0]]
 
 
 def test_devices_print_and_compare_as_others_do() -> None:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 import torch_ltc
 from torch_ltc.errors import JitError
 from torch_ltc.replay.function import JitFunction
+from torch_ltc.replay.state import State
 
 Make = Callable[[Any], torch.optim.Optimizer]
 
@@ -421,6 +422,16 @@ class _Stream(io.StringIO):
     def __init__(self) -> None:
         super().__init__()
         self.owner = types.SimpleNamespace(items=[[number] for number in range(200_001)])
+
+
+def test_what_rewrites_assertions_is_no_state_of_a_function() -> None:
+    def asserting(x: Tensor) -> Tensor:
+        assert x.shape
+        return x + 1
+
+    assert any(not name.isidentifier() for name in asserting.__code__.co_names)
+    reached = State.now({"": asserting}).places.values()
+    assert not [place.path for place in reached]
 
 
 def test_streams_and_the_standard_library_are_no_state_of_a_function(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -162,7 +162,8 @@ def compiled_runs(recording: Recording) -> list[str]:
     runs = sum(row.runs for row in recording.programs)
     if not runs or backend in ("", "interpreter"):
         return []
-    return [f"{runs - sum(row.interpreted for row in recording.programs):,} of {count_text(runs, 'run')} on {backend}"]
+    where = "in compiled code" if backend == "auto" else f"on {backend}"
+    return [f"{runs - sum(row.interpreted for row in recording.programs):,} of {count_text(runs, 'run')} {where}"]
 
 
 def parse_setting(text: str) -> tuple[str, str | int | bool]:

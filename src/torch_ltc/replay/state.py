@@ -95,7 +95,10 @@ def _names(code: types.CodeType) -> tuple[frozenset[str], frozenset[str]]:
     for instruction in dis.get_instructions(code):
         if instruction.opcode in dis.hasname:
             of_variables = instruction.opname.endswith(("_GLOBAL", "_NAME"))
-            (variables if of_variables else attributes).add(str(instruction.argval))
+            name = str(instruction.argval)
+            # Other names are those of tools that rewrite code, as pytest does with assertions.
+            if name.isidentifier():
+                (variables if of_variables else attributes).add(name)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             inner = _names(constant)

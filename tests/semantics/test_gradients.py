@@ -343,3 +343,13 @@ def test_group_norm_in_channels_last_below_function_transforms() -> None:
         return nn.functional.group_norm(x, 2).square().sum()
 
     torch.testing.assert_close(torch.func.grad(loss)(lazy(images)).cpu(), torch.func.grad(loss)(images))
+
+
+def test_gradients_that_autograd_knows_to_be_zero_are_added_to() -> None:
+    def second(device: str) -> Tensor:
+        x = torch.tensor([-2.0, 0.5, 3.0], device=device, requires_grad=True)
+        (first,) = torch.autograd.grad((x / (1 + x.abs())).sum(), x, create_graph=True)
+        return torch.autograd.grad(first.sum(), x)[0]
+
+    for _ in range(3):
+        assert torch.equal(second("ltc").cpu(), second("cpu"))

@@ -86,8 +86,19 @@ KERNELS: dict[str, Kernel] = {
     "aten::linear_backward": _linear_backward,
     "aten::matmul_backward": _matmul_backward,
 }
+
+
+def _zeros(size: Any, **options: Any) -> torch.Tensor:
+    """Zeros that can be written to: autograd adds to gradients that nobody else holds."""
+    return torch.zeros(size, **{name: value for name, value in options.items() if value is not None})
+
+
 # Beside PyTorch's compositions.
-COMPOSED: dict[str, Kernel] = {"aten::linear": _linear, "aten::matmul": _matmul}
+COMPOSED: dict[str, Kernel] = {
+    "aten::linear": _linear,
+    "aten::matmul": _matmul,
+    "aten::_efficientzerotensor": _zeros,
+}
 AUTOGRAD: dict[str, Kernel] = {
     "aten::linear": linear,
     "aten::linear_backward": linear_backward_with_graph,

@@ -22,7 +22,6 @@ from torch_ltc.replay.recorded_call import Argument, Made, RecordedCall, add_ste
 
 __all__ = ["Plan"]
 
-_handle = operator.attrgetter("handle")
 _cdata = operator.attrgetter("_cdata")
 _spec = operator.attrgetter("spec")
 
@@ -180,7 +179,7 @@ def _counts(gradients: list[Any]) -> tuple[list[int], list[int], list[Buffer]]:
     """The number of references to each of these tensors and to its memory, and the buffers."""
     references = list(map(sys.getrefcount, gradients))
     storages = list(map(storage_of, gradients))
-    return references, list(map(storage_use_count, map(_cdata, storages))), list(map(_handle, storages))
+    return references, list(map(storage_use_count, map(_cdata, storages))), list(map(buffer_of, gradients))
 
 
 @functools.cache

@@ -11,6 +11,7 @@ void bind_generator(py::module_& module);
 void bind_guard(py::module_& module);
 void bind_hooks(py::module_& module);
 void bind_recorder(py::module_& module);
+void bind_replay(py::module_& module);
 void bind_tensors(py::module_& module);
 
 }  // namespace torch_ltc
@@ -22,6 +23,7 @@ PYBIND11_MODULE(_native, module) {
   torch_ltc::bind_guard(module);
   torch_ltc::bind_composites(module);
   torch_ltc::bind_recorder(module);
+  torch_ltc::bind_replay(module);
   torch_ltc::bind_hooks(module);
   torch_ltc::bind_tensors(module);
 }

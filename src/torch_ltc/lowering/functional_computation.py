@@ -102,8 +102,8 @@ class FunctionalComputation(Computation):
         """Run the parts, then give outputs and updated inputs their data."""
         given = [self._given(parameter, arguments) for parameter in self.functional.parameters]
         values: dict[int, Any] = dict(zip(self._inputs, given, strict=True))
-        for number, slot, dtype in self._numbers:
-            values[number] = torch.tensor(arguments.scalars[slot], dtype=dtype)
+        if self._numbers:
+            values.update(_number_tensors(self._numbers, arguments.scalars))
         for compiled in self._parts:
             self._run_part(compiled, values, arguments)
         if self._settled and all(values[number] is given[position] for position, number in self._updates):
@@ -171,6 +171,23 @@ class FunctionalComputation(Computation):
         for target, value in copies:
             target.copy_(value)
         return outcome
+
+
+def _number_tensors(numbers: Sequence[tuple[int, int, torch.dtype]], scalars: Sequence[Any]) -> dict[int, torch.Tensor]:
+    """A tensor for each number, by value number. Equal ones share theirs, which nobody writes to: an optimizer has the
+    same few for each of its parameters."""
+    made: dict[int, torch.Tensor] = {}
+    known: dict[tuple[torch.dtype, Any], torch.Tensor] = {}
+    for number, slot, dtype in numbers:
+        value = scalars[slot]
+        tensor = known.get((dtype, value))
+        if tensor is None:
+            tensor = torch.tensor(value, dtype=dtype)
+            # Zeros of both signs are equal.
+            if value and not isinstance(value, complex):
+                known[dtype, value] = tensor
+        made[number] = tensor
+    return made
 
 
 def handles_of(backend: Backend) -> set[type]:

@@ -48,13 +48,15 @@ class Made:
     spec: Spec
 
     def tensor(self, buffers: list[Buffer], bases: dict[int, torch.Tensor]) -> torch.Tensor:
-        """The tensor on these outputs; `bases` has those that look at a whole one."""
+        """The tensor on these outputs; `bases` has those that look at a whole one, and, under the complement, those of
+        them that were given away."""
+        buffer = buffers[self.output]
         base = bases.get(self.output)
         if base is None:
-            buffer = buffers[self.output]
             base = bases[self.output] = new_tensor(buffer, buffer.spec)
-            if self.spec is buffer.spec:
-                return base
+        if self.spec is buffer.spec and ~self.output not in bases:
+            bases[~self.output] = base
+            return base
         return alias(base, self.spec.size, self.spec.stride, self.spec.offset)
 
 

@@ -142,6 +142,8 @@ class ExecuteEvent:
     failed: bool
     # Its launches were replayed, or taken down for that.
     captured: bool = False
+    # The part of the time in which the worker was busy with it, and did not wait for the device.
+    host_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,7 +88,7 @@ def _execute(
     if measured:
         wait_for_device(arguments.device)
     used = registry.reference if executable is None else policy.backend
-    began = time.perf_counter()
+    began = launched = time.perf_counter()
     failed, captured = True, False
     try:
         with span("run", entry.program.identity, used.name):
@@ -105,10 +105,12 @@ def _execute(
             else:
                 outcome = _run_compiled(entry, executable, arguments, policy)
         failed = bool(outcome.failures)
+        launched = time.perf_counter()
         if measured:
             wait_for_device(arguments.device)
     finally:
-        tell(ExecuteEvent(entry.program.identity, used.name, time.perf_counter() - began, failed, captured))
+        took_s = time.perf_counter() - began
+        tell(ExecuteEvent(entry.program.identity, used.name, took_s, failed, captured, launched - began))
     return outcome
 
 

@@ -217,7 +217,7 @@ table.add(
 
 # ---- patches ------------------------------------------------------------------------------------------------------
 _COPY = "the value number must not travel with a copy"
-_POINTER = "refuses instead of handing out a null pointer"
+_CAPSULE = "hands out a copy on the physical device instead of a null pointer"
 _STORAGE = "copying, saving, pickling, comparing storages of the device"
 _PICKLE = "tensors that share memory share it after pickle, too"
 _ADDRESS = "goes through the buffer where PyTorch would read memory, or read byte by byte"
@@ -236,10 +236,13 @@ table.add(
           "saving of shared tensors", _STABLE, python_only=True),
     *(Patch(f"torch._C.{name}", "looks at the physical memory, after a sync", "tests of `torch._lazy_clone`", _CALLERS)
       for name in ("_is_cow_tensor", "_data_address")),
-    Patch("torch.Tensor.__dlpack__", _POINTER, "libraries crash", _STABLE),
-    Patch("torch.utils.dlpack.to_dlpack", _POINTER, "libraries crash", _STABLE),
-    Patch("torch.to_dlpack", _POINTER, "libraries crash", _STABLE),
-    Patch("torch._C._to_dlpack", _POINTER, "libraries crash"),
+    Patch("torch.Tensor.__dlpack__", _CAPSULE, "libraries crash", _STABLE),
+    Patch("torch.Tensor.__dlpack_device__", _CAPSULE, "`numpy.from_dlpack`", _STABLE, check=takes("self")),
+    *(Patch(path, "gives the tensor itself, which takes part in the protocol", "`torch.from_dlpack`", risk)
+      for path, risk in (("torch.utils.dlpack.to_dlpack", _STABLE), ("torch.to_dlpack", _STABLE),
+                         ("torch._C._to_dlpack", _BINDING), ("torch._C._to_dlpack_versioned", _BINDING))),
+    *(Patch(path, "a tensor of the device stays on it", "`torch.from_dlpack`", _STABLE, check=takes("ext_tensor"))
+      for path in ("torch.utils.dlpack.from_dlpack", "torch.from_dlpack")),
     Patch("torch._tensor_str._tensor_str", "printing reads once", "many syncs a print", check=takes("self", "indent")),
     *(Patch(f"torch.UntypedStorage.{name}", _STORAGE, "`torch.save`, pickle, `copy.deepcopy`", _CALLERS,
             python_only=True) for name in (

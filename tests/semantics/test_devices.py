@@ -272,6 +272,23 @@ def test_storage_methods_that_need_memory_are_refused() -> None:
             ask()
 
 
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
+def test_typed_storages_have_the_classes_of_the_cpu() -> None:
+    for dtype in (torch.float32, torch.bool, torch.complex64):
+        x = torch.zeros(2, dtype=dtype)
+        assert lazy(x).storage_type() is x.storage_type()
+
+
+def test_the_kernel_of_a_convolution_is_that_of_the_physical_device() -> None:
+    shapes = ((1, 3, 5, 5), (3, 3, 3, 3), (3,))
+    for dilation, transposed in (([1, 1], False), ([2, 2], False), ([1, 1], True)):
+        asked = []
+        for device in ("cpu", "ltc"):
+            tensors = [torch.randn(shape, device=device, dtype=torch.double) for shape in shapes]
+            asked.append(torch._C._select_conv_backend(*tensors, [1, 1], [0, 0], dilation, transposed, [0, 0], 1))
+        assert asked[0] == asked[1]
+
+
 def test_storages_that_are_shared_can_be_told_from_others() -> None:
     x = torch.ones(4, device="ltc")
     assert x.untyped_storage().data_ptr() == x[2:].untyped_storage().data_ptr() != 0

@@ -251,6 +251,8 @@ table.add(
     *(Patch(f"torch.UntypedStorage.{name}", _ADDRESS, "`torch.save`, printing", _CALLERS) for name in (
         "__repr__", "_write_file", "_set_from_file")),
     Patch("torch.UntypedStorage.__reduce__", _PICKLE, "pickle", _CALLERS),
+    Patch("torch.TypedStorage._get_legacy_storage_class", "answers with the class of the CPU",
+          "`tensor.storage_type()`", _CALLERS, check=takes("self")),
     Patch("torch.TypedStorage.__reduce__", _PICKLE, "pickling typed storages", _CALLERS),
     *(Patch(f"torch.UntypedStorage.{name}", _REFUSED, "a crash instead of an error", _CALLERS) for name in (
         "fill_", "resize_", "share_memory_", "__setitem__", "byteswap", "_share_fd_cpu_",
@@ -263,6 +265,7 @@ table.add(
         "_import_ir_module_from_package", "_save_jit_module", "_save_jit_module_to_bytes")),
     Patch("torch.nn.modules.linear_cross_entropy_options.LinearCrossEntropyOptions._adjust",
           "chooses its partial sums for the physical device", "`linear_cross_entropy`", since=(2, 13)),
+    Patch("torch._C._select_conv_backend", "answers for the physical device", "tests of convolutions", _BINDING),
     Patch("torch.Generator", "`torch.Generator(device='ltc')`; `isinstance` holds for all generators",
           "generators of the device",
           _CALLERS, check=_is_class, python_only=True),

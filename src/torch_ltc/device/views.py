@@ -215,7 +215,38 @@ def linalg_lu_solve_out(
 _LU_SOLVE = Operator(aten.linalg_lu_solve.out)
 _lu_solve_out = out_kernel(_LU_SOLVE)
 
+
+def _storage_length(tensor: torch.Tensor) -> int:
+    """How many elements of the tensor's dtype its storage holds."""
+    return buffer_of(tensor).size_bytes // tensor.element_size()
+
+
+def new_zeros_with_same_feature_meta(
+    tensor: torch.Tensor, other: torch.Tensor, *, self_num_batch_dims: int = 0
+) -> torch.Tensor:
+    """Kernel of `aten::_new_zeros_with_same_feature_meta`, which makes the tangent of a tensor that is not contiguous:
+    zeros that lie in their storage as `other` does, for each of the leading dimensions of `tensor`."""
+    length = _storage_length(other)
+    batch = tuple(tensor.shape[:self_num_batch_dims])
+    strides: list[int] = []
+    for size in reversed(batch):
+        strides.insert(0, length)
+        length *= size
+    zeros = aten.zeros.default([length], dtype=other.dtype, device=other.device)
+    made: torch.Tensor = aten.as_strided.default(
+        zeros, [*batch, *other.shape], [*strides, *other.stride()], other.storage_offset()
+    )
+    return made
+
+
+def has_same_storage_numel(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+    """Kernel of `aten::_has_same_storage_numel`."""
+    return _storage_length(tensor) == _storage_length(other)
+
+
 KERNELS = {
+    "aten::_has_same_storage_numel": has_same_storage_numel,
+    "aten::_new_zeros_with_same_feature_meta": new_zeros_with_same_feature_meta,
     "aten::linalg_lu_solve.out": linalg_lu_solve_out,
     "aten::addbmm_": addbmm_,
     "aten::as_strided": as_strided,

@@ -217,7 +217,7 @@ table.add(
 
 # ---- patches ------------------------------------------------------------------------------------------------------
 _COPY = "the value number must not travel with a copy"
-_POINTER = "refuses instead of handing out a null pointer"
+_CAPSULE = "hands out a copy on the physical device instead of a null pointer"
 _STORAGE = "copying, saving, pickling, comparing storages of the device"
 _PICKLE = "tensors that share memory share it after pickle, too"
 _ADDRESS = "goes through the buffer where PyTorch would read memory, or read byte by byte"
@@ -236,10 +236,13 @@ table.add(
           "saving of shared tensors", _STABLE, python_only=True),
     *(Patch(f"torch._C.{name}", "looks at the physical memory, after a sync", "tests of `torch._lazy_clone`", _CALLERS)
       for name in ("_is_cow_tensor", "_data_address")),
-    Patch("torch.Tensor.__dlpack__", _POINTER, "libraries crash", _STABLE),
-    Patch("torch.utils.dlpack.to_dlpack", _POINTER, "libraries crash", _STABLE),
-    Patch("torch.to_dlpack", _POINTER, "libraries crash", _STABLE),
-    Patch("torch._C._to_dlpack", _POINTER, "libraries crash"),
+    Patch("torch.Tensor.__dlpack__", _CAPSULE, "libraries crash", _STABLE),
+    Patch("torch.Tensor.__dlpack_device__", _CAPSULE, "`numpy.from_dlpack`", _STABLE, check=takes("self")),
+    *(Patch(path, "gives the tensor itself, which takes part in the protocol", "`torch.from_dlpack`", risk)
+      for path, risk in (("torch.utils.dlpack.to_dlpack", _STABLE), ("torch.to_dlpack", _STABLE),
+                         ("torch._C._to_dlpack", _BINDING), ("torch._C._to_dlpack_versioned", _BINDING))),
+    *(Patch(path, "a tensor of the device stays on it", "`torch.from_dlpack`", _STABLE, check=takes("ext_tensor"))
+      for path in ("torch.utils.dlpack.from_dlpack", "torch.from_dlpack")),
     Patch("torch._tensor_str._tensor_str", "printing reads once", "many syncs a print", check=takes("self", "indent")),
     *(Patch(f"torch.UntypedStorage.{name}", _STORAGE, "`torch.save`, pickle, `copy.deepcopy`", _CALLERS,
             python_only=True) for name in (
@@ -248,6 +251,8 @@ table.add(
     *(Patch(f"torch.UntypedStorage.{name}", _ADDRESS, "`torch.save`, printing", _CALLERS) for name in (
         "__repr__", "_write_file", "_set_from_file")),
     Patch("torch.UntypedStorage.__reduce__", _PICKLE, "pickle", _CALLERS),
+    Patch("torch.TypedStorage._get_legacy_storage_class", "answers with the class of the CPU",
+          "`tensor.storage_type()`", _CALLERS, check=takes("self")),
     Patch("torch.TypedStorage.__reduce__", _PICKLE, "pickling typed storages", _CALLERS),
     *(Patch(f"torch.UntypedStorage.{name}", _REFUSED, "a crash instead of an error", _CALLERS) for name in (
         "fill_", "resize_", "share_memory_", "__setitem__", "byteswap", "_share_fd_cpu_",
@@ -260,6 +265,7 @@ table.add(
         "_import_ir_module_from_package", "_save_jit_module", "_save_jit_module_to_bytes")),
     Patch("torch.nn.modules.linear_cross_entropy_options.LinearCrossEntropyOptions._adjust",
           "chooses its partial sums for the physical device", "`linear_cross_entropy`", since=(2, 13)),
+    Patch("torch._C._select_conv_backend", "answers for the physical device", "tests of convolutions", _BINDING),
     Patch("torch.Generator", "`torch.Generator(device='ltc')`; `isinstance` holds for all generators",
           "generators of the device",
           _CALLERS, check=_is_class, python_only=True),

@@ -66,6 +66,10 @@ _CPU_OPERANDS = frozenset(
         "aten::_foreach_addcmul_.Tensor",
     }
 )
+# Operators that take integers from the CPU, which is what indices are.
+_CPU_INDICES = frozenset(
+    f"aten::index_fill{written}.int_{value}" for written in ("", "_") for value in ("Scalar", "Tensor")
+)
 # How many values of an operator's run-time numbers are checked against its meta kernel before they are trusted.
 _CHECKED_SCALARS = 8
 
@@ -325,7 +329,8 @@ class Recorder(_State):
 
     def _foreign(self, tensor: torch.Tensor, operator: Operator | None) -> int:
         """A CPU tensor among lazy ones: a zero-dimensional one, or an index, is uploaded as it is now."""
-        allowed = tensor.dim() == 0 or (operator is not None and operator.name in _CPU_OPERANDS)
+        name = operator.name if operator is not None else ""
+        allowed = tensor.dim() == 0 or name in _CPU_OPERANDS or (tensor.dtype is torch.int64 and name in _CPU_INDICES)
         if tensor.device.type != "cpu" or not allowed:
             raise device_mismatch(tensor, operator)
         return self._input(*self.adopt(tensor)) - self.base

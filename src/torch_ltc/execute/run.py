@@ -12,14 +12,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch_ltc.compile.hooks import Failure, Run, backend_failed, running, with_hooks
-from torch_ltc.compile.program_cache import CachedProgram
+from torch_ltc.compile.program_cache import CachedProgram, executables
 from torch_ltc.compile.specialization_cache import specializations
 from torch_ltc.compile.tier_policy import TierPolicy, select_executable
 from torch_ltc.deferred import deferred
 from torch_ltc.errors import BackendError, ExecutionError, LtcError
 from torch_ltc.events import ExecuteEvent, RefusalEvent, emit
 from torch_ltc.execute.capture import Capture, graphs_of
-from torch_ltc.execute.choice import choice_of, wait_for_device
+from torch_ltc.execute.choice import Choice, choice_of, wait_for_device
 from torch_ltc.lowering.functional_computation import Memory
 from torch_ltc.lowering.interface import Arguments, Computation, FunctionComputation, Outcome
 from torch_ltc.lowering.lower import Executable
@@ -52,6 +52,47 @@ def execute_entry(
     with running(run):
         run.executable = executable = select_executable(entry, arguments, policy)
         return with_hooks(run, lambda: _execute(entry, executable, arguments, policy, tell))
+
+
+def settled_run(
+    entry: CachedProgram, numbers: Sequence[object], policy: TierPolicy
+) -> tuple[TierPolicy, Executable | None] | None:
+    """How the next run of the program with these numbers will be, the policy and the executable, where that is certain:
+    it is on the CPU, and nothing is compiled, measured or checked. Else None."""
+    if entry.program.device.type != "cpu" or policy.check != "off" or policy.repro_dir:
+        return None
+    if policy.measures:
+        choice: Choice | None = entry.choice
+        if choice is None or not choice.settled:
+            return None
+        assert choice.kept is not None
+        policy = policy.on(choice.kept.backend, choice.kept.captured)
+    backend = policy.backend
+    if backend is registry.reference or (entry.single and not policy.waits):
+        return policy, None
+    executable = entry.compiled if entry.backend is backend else None
+    if executable is None or not executable.proven or executable.dropped:
+        return None
+    fits = not numbers or (executable.fits(numbers) and executable.computation.accepts(numbers))
+    return (policy, executable) if fits else None
+
+
+def execute_settled(
+    entry: CachedProgram, arguments: Arguments, policy: TierPolicy, executable: Executable | None
+) -> tuple[Outcome, ExecuteEvent]:
+    """Run a program on inputs that are all there, as `settled_run` said; the event is not told yet."""
+    entry.runs += 1
+    if executable is not None:
+        executables.touch(entry)
+    used = registry.reference if executable is None else policy.backend
+    began = time.perf_counter()
+    with span("run", entry.program.identity, used.name):
+        if executable is None:
+            outcome = _run_reference(entry, arguments)
+        else:
+            outcome = _run_compiled(entry, executable, arguments, policy)
+    took_s = time.perf_counter() - began
+    return outcome, ExecuteEvent(entry.program.identity, used.name, took_s, bool(outcome.failures))
 
 
 def _execute_chosen(
@@ -230,17 +271,27 @@ class _Saved:
     """The data that a run may spoil: before the first run of a compiled program all that it writes to, later what it
     writes to before a call that may fail."""
 
+    __slots__ = ("_positions", "_written", "_storages", "_values", "_generator", "_state")
+
     def __init__(self, entry: CachedProgram, executable: Executable, arguments: Arguments) -> None:
         chosen = executable.computation.restored
         positions = entry.restored if chosen is None else chosen
+        self._written = entry.written_positions
         if not executable.proven and not executable.computation.keeps_inputs:
-            positions = entry.written_positions
-        self.everything = set(positions) >= set(entry.written_positions)
-        tensors: list[Any] = [arguments.tensor(position) for position in positions]
-        self._storages = [tensor.untyped_storage() for tensor in tensors]
+            positions = self._written
+        self._positions = positions
+        self._storages: list[Any] = []
+        if positions:
+            tensors: list[Any] = [arguments.tensor(position) for position in positions]
+            self._storages = [tensor.untyped_storage() for tensor in tensors]
         self._values = [storage.clone() for storage in self._storages]
         self._generator = arguments.generator if entry.program.random else None
         self._state = self._generator.get_state() if self._generator is not None else None
+
+    @property
+    def everything(self) -> bool:
+        """True when all that the program writes to is saved."""
+        return set(self._positions) >= set(self._written)
 
     def restore(self) -> None:
         """Put it back."""

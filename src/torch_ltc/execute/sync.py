@@ -10,8 +10,7 @@ import operator
 import time
 import weakref
 from collections.abc import Callable
-from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -124,7 +123,7 @@ def _queue(
     scalars: list[object],
     lines: dict[int, Source],
     outputs: list[Buffer],
-) -> Future[Any]:
+) -> None:
     """Have the worker run a program. The lock is held."""
     entry.latest = scalars
     # As it is now: a scope that is left before the program runs still counts.
@@ -143,18 +142,6 @@ def _queue(
         buffer.job = job
     for buffer, origin in zip(outputs, entry.origins, strict=True):
         buffer.maker = origin
-    return job
-
-
-def replay(entry: CachedProgram, inputs: list[Buffer], scalars: list[object], outputs: list[Buffer]) -> None:
-    """Queue a known program on these buffers and numbers, without recording it."""
-    began = time.perf_counter()
-    idle = executor.is_idle()
-    jobs: list[Future[Any]] = []
-    cut(SyncReason.JIT, then=lambda: jobs.append(_queue(entry, inputs, scalars, {}, outputs)))
-    if idle:
-        executor.let_launch(jobs[0])
-    _tell(entry, SyncReason.JIT, True, len(outputs), 0.0, began)
 
 
 def _previous_outputs(entry: CachedProgram, outputs: list[Buffer], policy: TierPolicy) -> list[weakref.ref[Buffer]]:

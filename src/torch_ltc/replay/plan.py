@@ -13,7 +13,7 @@ import torch
 
 from torch_ltc.closures import run_step_closures
 from torch_ltc.execute.executor import executor
-from torch_ltc.execute.sync import replay
+from torch_ltc.execute.replay import Replayed
 from torch_ltc.program.spec import spec_of
 from torch_ltc.pytorch.private import get_gradient, pytree, storage_use_count
 from torch_ltc.record.buffer import Buffer, buffer_of, new_buffer, storage_of
@@ -30,7 +30,8 @@ class Plan:
     """How a call is replayed, and what that relies on. Built when two recordings agree; for one thread at a time."""
 
     def __init__(self, settled: RecordedCall) -> None:
-        self._entry = settled.entry
+        self._program = Replayed(settled.entry)
+        self._outputs = settled.entry.outputs
         self._guard = _guard_of(settled)
         # Tensors that the program takes, and their memory.
         self._taken = [tensor for tensor, _ in settled.captured]
@@ -43,7 +44,7 @@ class Plan:
         self._counters = settled.counters
         self._host_tensors = settled.host_tensors
         self._leaves = settled.leaves
-        self._result = settled.result
+        self._rebuild = _rebuilder(settled.result)
         # What the places held then is not kept alive.
         settled.after.values.clear()
 
@@ -60,10 +61,10 @@ class Plan:
         for position, leaf in self._given:
             inputs[position] = buffer_of(leaves[leaf])
         outputs, rebound = self._gradients.outputs()
-        for i, (_, spec) in enumerate(self._entry.outputs):
+        for i, (_, spec) in enumerate(self._outputs):
             if outputs[i] is None:
                 outputs[i] = new_buffer(spec, 0)
-        replay(self._entry, inputs, scalars, outputs)
+        self._program.run(inputs, scalars, outputs)
         self._flags.set()
         bases: dict[int, torch.Tensor] = {}
         for owner, made in rebound:
@@ -76,7 +77,17 @@ class Plan:
         returned = [_returned(leaf, leaves, outputs, bases) for leaf in self._leaves]
         executor.raise_deferred()
         run_step_closures()
-        return pytree.tree_unflatten(returned, self._result)
+        return self._rebuild(returned)
+
+
+def _rebuilder(structure: Any) -> Callable[[list[Any]], Any]:
+    """The function that makes a result of this structure of its leaves."""
+    if structure.is_leaf():
+        return operator.itemgetter(0)
+    if structure.type in (tuple, list) and all(child.is_leaf() for child in structure.children_specs):
+        make: Callable[[list[Any]], Any] = structure.type
+        return make
+    return lambda leaves: pytree.tree_unflatten(leaves, structure)
 
 
 def _guard_of(settled: RecordedCall) -> Guard:

@@ -46,7 +46,8 @@ def pending_entry_for(tensors: Sequence[torch.Tensor]) -> CachedProgram:
                 recorder.random,
                 physical_device(),
             )
-            entry = leaf.programs[key] = CachedProgram(program, recorder.torch_state)
+            entry = CachedProgram(program, recorder.torch_state)
+            recorder.tree.keep_program(leaf, key, entry)
         return entry
 
 

@@ -85,7 +85,8 @@ def pending_entry(outputs: list[Buffer]) -> tuple[CachedProgram, bool]:
         )
         if len(leaf.programs) >= _MOST_LIVE_SETS:
             executables.remove(leaf.programs.pop(next(iter(leaf.programs))))
-        entry = leaf.programs[live] = CachedProgram(program, recorder.torch_state)
+        entry = CachedProgram(program, recorder.torch_state)
+        recorder.tree.keep_program(leaf, live, entry)
     recorder.tree.touch(leaf)
     return entry, known
 

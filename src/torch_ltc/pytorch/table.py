@@ -155,6 +155,8 @@ table.add(
               check=lambda kind: {"create_symbol", "create_symintnode"} <= set(vars(kind))),
     Interface("torch.fx.experimental.symbolic_shapes.DimDynamic", "a size that varies", "symbolic sizes", _EXPERIMENTAL,
               check=lambda kind: hasattr(kind, "DYNAMIC")),
+    Interface("torch._dynamo.backends.common.aot_autograd", "graphs of forward and backward",
+              "`torch.compile(backend='ltc')`", check=_exists),
     Interface("torch._sym_sqrt", "`math.sqrt` of a symbolic number, and others so named", "symbolic sizes"),
 )
 # ---- private interfaces: autograd, modules, modes, testing --------------------------------------------------------
@@ -284,6 +286,8 @@ table.add(
     Patch("torch.clear_autocast_cache", "forgets cast parameters of the device too", "old values of parameters"),
     *(Patch(f"torch.{name}", "chosen as on the physical device until it is set", "float16 on the CPU") for name in (
         "get_autocast_dtype", "set_autocast_dtype")),
+    Patch("torch._TorchCompileInductorWrapper.__call__", "the graph of code on the device is recorded, not compiled",
+          "`torch.compile` on the device", check=takes("self", "model_", "inputs_")),
     Patch("torch.autograd.graph._engine_run_backward", _BACKWARD, "an error in a hook ends the process"),
     Patch("torch.autograd._engine_run_backward", _BACKWARD, "an error in a hook ends the process"),
 )

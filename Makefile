@@ -7,6 +7,7 @@
 #   make test-slow     run the slow ones
 #   make test-torch    run the tests with another PyTorch, in an environment of its own: TORCH=2.15.0
 #   make test-pytorch  run PyTorch's own tests on the device: SOURCE=<a PyTorch source tree>; hours
+#   make test-distributed  train on 2 and 4 processes, and let ranks fail
 #   make test-browser  open reports in headless Chromium, which must be on the PATH
 #   make test-backends run the tests of Inductor and XLA too, which compile for minutes
 #   make test-ecosystem run transformers, accelerate, Lightning and others on the device, in an environment of its own
@@ -43,7 +44,7 @@ TORCH ?= 2.15.0
 ECOSYSTEM_VENV := .venv-ecosystem
 TORCH_VENV := .venv-torch-$(TORCH)$(if $(filter file,$(origin PYTHON)),,-$(notdir $(PYTHON)))
 
-.PHONY: demo test test-ecosystem test-python test-asan test-slow test-torch test-pytorch test-browser screenshots test-backends conformance check ops bench-trace bench bench-quick \
+.PHONY: demo test test-ecosystem test-distributed test-python test-asan test-slow test-torch test-pytorch test-browser screenshots test-backends conformance check ops bench-trace bench bench-quick \
 	bench-gpu docs docs-examples clean
 .DELETE_ON_ERROR:
 
@@ -54,12 +55,12 @@ demo: $(VENV)/installed-demo
 test: $(VENV)/installed-test
 	$(BUILD)
 	$(TEST_ENV) $(RUN) -m pytest -n $(WORKERS) --dist worksteal \
-		-m "not slow and not compilers and not browser" --durations=10 $(ARGS)
+		-m "not slow and not compilers and not browser and not distributed" --durations=10 $(ARGS)
 
 # The package without the extension in C++.
 test-python: $(VENV)/installed-test
 	LTC_NATIVE=0 $(TEST_ENV) $(RUN) -m pytest -n $(WORKERS) --dist worksteal \
-		-m "not slow and not compilers and not browser" tests/semantics tests/models $(ARGS)
+		-m "not slow and not compilers and not browser and not distributed" tests/semantics tests/models $(ARGS)
 
 # The extension with AddressSanitizer and UBSan, in a cache folder of its own. Python itself leaks at its end.
 test-asan: $(VENV)/installed-test
@@ -74,7 +75,11 @@ test-slow: $(VENV)/installed-test
 
 test-torch: $(TORCH_VENV)/installed-test
 	$(TEST_ENV) $(TORCH_VENV)/bin/python -m pytest -n $(WORKERS) --dist worksteal \
-		-m "not slow and not compilers and not browser" --durations=10 $(ARGS)
+		-m "not slow and not compilers and not browser and not distributed" --durations=10 $(ARGS)
+
+# Several processes at a time: one after the other.
+test-distributed: $(VENV)/installed-test
+	$(TEST_ENV) $(RUN) -m pytest --durations=10 tests/distributed $(ARGS)
 
 # The libraries that people use, with what they cost in a table of the documentation.
 test-ecosystem: $(ECOSYSTEM_VENV)/installed

@@ -170,6 +170,25 @@ class DeviceMismatchError(LtcError):
     """
 
 
+class GroupError(LtcError):
+    """A collective on tensors of the device that its process group cannot run.
+
+    When: the group was made for other devices than ltc, it was destroyed before the collective ran, or the collective
+    has no recorded form (sparse tensors, `PREMUL_SUM`, `recv()` from any rank). What to do: make the group with
+    `init_process_group("ltc")` or `"cpu:gloo,ltc:ltc"`, and do what the message says.
+    """
+
+
+class RankMismatchError(LtcError):
+    """The ranks of a process group recorded different programs.
+
+    When: with the setting `rank_check`, the programs that the ranks have queued are compared every so many syncs, and
+    they differ: one rank took another branch, has another shape, or synced elsewhere. Without the comparison the ranks
+    would wait for each other until the group's timeout. What to do: make the ranks record the same; the message has
+    the first difference and the lines.
+    """
+
+
 class DataAccessError(LtcError):
     """Memory of a lazy tensor was asked for directly, and a lazy tensor has none to point at.
 

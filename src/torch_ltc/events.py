@@ -50,6 +50,7 @@ class SyncReason(Enum):
     FALLBACK = "an operation had to run eagerly"
     SEED = "the state of the random number generator was read or set"
     STATE = "a global switch of PyTorch was changed"
+    BARRIER = "the ranks waited for each other"
     JIT = "a call of a jit function began or ended"
     # The former name of STATE.
     DTYPE = STATE

@@ -44,7 +44,8 @@ def execute_entry(
     either. `tell` gets the event that says so. `previous` are the outputs of its last execution, None
     where it must not be captured."""
     entry.runs += 1
-    if policy.check == "off" and not policy.repro_dir:
+    # Checks run a program a second time, which other ranks would not.
+    if entry.collective or (policy.check == "off" and not policy.repro_dir):
         if policy.measures:
             return _execute_chosen(entry, arguments, policy, tell, previous)
         return _execute(entry, select_executable(entry, arguments, policy), arguments, policy, tell, previous)
@@ -205,6 +206,9 @@ def _run_compiled(entry: CachedProgram, executable: Executable, arguments: Argum
         if is_out_of_memory(error):
             # Any call may have run out of memory, also after writes that were not saved: nothing can be repeated.
             raise
+        if entry.collective:
+            # Other ranks have taken part in what has run, and will not do so again.
+            raise _failure(entry, policy, error) from error
         spoiled = executable.proven and not (saved.everything or computation.keeps_inputs)
         # A plain function may fail anywhere; a computation of its own kind, where a call may fail.
         if spoiled and isinstance(error if isinstance(error, BackendError) else computation, _ANYWHERE):

@@ -196,9 +196,25 @@ table.add(
               check=_exists),
 )
 
+# ---- private interfaces: torch.distributed ------------------------------------------------------------------------
+_GROUPS = "`torch.distributed` on the device"
+table.add(
+    *(Interface(f"torch._C._distributed_c10d.{name}", why, _GROUPS, _BINDING, check=check) for name, why, check in (
+        ("ProcessGroup", "groups of the physical device", lambda kind: all(hasattr(kind, name) for name in (
+            "boxed", "unbox", "_get_backend", "_register_backend", "_set_default_backend"))),
+        ("Work", "handles of collectives", lambda kind: hasattr(kind, "boxed") and hasattr(kind, "unbox")),
+        ("ReduceOp", "kinds of reductions", lambda kind: int(kind.RedOpType.PREMUL_SUM) > 0),
+        ("_create_work_from_future", "handles of recorded collectives", callable))),
+    Interface("torch.distributed.Backend.register_backend", "the backend's name", _GROUPS, _EXPERIMENTAL),
+    *(Interface(f"torch.ops.c10d.{name}.default", "runs a collective of the physical device", _GROUPS, _BINDING)
+      for name in ("allreduce_", "broadcast_", "allgather_", "_allgather_base_", "_reduce_scatter_base_", "send",
+                   "recv_")),
+)
+
 # ---- registrations ------------------------------------------------------------------------------------------------
 DEVICE_NAME = "the PrivateUse1 device is named `ltc`, with hooks and a guard; `torch.ltc`; methods as `Tensor.is_ltc`"
 OPTIMIZER_HOOK = "a hook after every `optimizer.step()`"
+DISTRIBUTED_BACKEND = "the backend `ltc` of `torch.distributed`, and kernels of the operators `c10d::*`"
 PROCESS_TRANSFER = "reducers of `torch.Tensor` and `torch.nn.Parameter` in `multiprocessing.reduction.ForkingPickler`"
 SCALER_HOOK = "a hook before every `optimizer.step()`"
 AUTOCAST_KERNELS = "kernels of `AutocastPrivateUse1`, and a fallthrough for all other operators"
@@ -207,6 +223,8 @@ COMPOSITE_GRADIENTS = "kernels of `aten::linear_backward`, `aten::matmul_backwar
 table.add(
     Registration(DEVICE_NAME, "the device; only one package per process can have the slot, and PyTorch takes its owner "
                  "for the accelerator", "the device", _EXPERIMENTAL, reversible=False),
+    Registration(DISTRIBUTED_BACKEND, "collectives are recorded", "`torch.distributed` on the device", _EXPERIMENTAL,
+                 reversible=False),
     Registration(OPTIMIZER_HOOK, "the sync; `settings.sync_after_optimizer = False` turns it off", "a step has no end"),
     Registration(PROCESS_TRANSFER, "tensors of the device travel as copies on the CPU; others as they did",
                  "tensors of the device on queues, in workers of a DataLoader"),
@@ -288,6 +306,9 @@ table.add(
         "get_autocast_dtype", "set_autocast_dtype")),
     Patch("torch._TorchCompileInductorWrapper.__call__", "the graph of code on the device is recorded, not compiled",
           "`torch.compile` on the device", check=takes("self", "model_", "inputs_")),
+    *(Patch(f"{module}.destroy_process_group", "runs what was recorded, and lets go of the physical group",
+            "pending collectives fail", _CALLERS, check=takes("group")) for module in (
+        "torch.distributed", "torch.distributed.distributed_c10d")),
     Patch("torch.autograd.graph._engine_run_backward", _BACKWARD, "an error in a hook ends the process"),
     Patch("torch.autograd._engine_run_backward", _BACKWARD, "an error in a hook ends the process"),
 )

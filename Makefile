@@ -36,7 +36,7 @@ BUILD := LTC_NATIVE=0 $(VENV)/bin/python -m torch_ltc build --if-possible
 # What goes through the extension: tensors, storages, generators, threads, the end of a process.
 ASAN_TESTS := tests/semantics/test_aliasing.py tests/semantics/test_random.py tests/semantics/test_serialization.py \
 	tests/semantics/test_resize_and_views.py tests/semantics/test_threads.py tests/semantics/test_gradients.py \
-	tests/semantics/test_native.py
+	tests/semantics/test_native.py tests/semantics/test_native_hits.py
 # Build requirements are in the environment already: an isolated build would download its own.
 INSTALL := $(PIP) install --no-build-isolation --constraint $(CONSTRAINTS)
 # An environment with another PyTorch: TORCH is its version, PYTHON the interpreter.

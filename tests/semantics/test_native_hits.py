@@ -22,7 +22,7 @@ from torch_ltc.record.buffer import buffer_of
 from torch_ltc.record.recorder import recorder
 
 ROOT = Path(__file__).resolve().parents[2]
-recorded_natively = pytest.mark.skipif(native is None, reason="LTC_NATIVE=1 is not set")
+recorded_natively = pytest.mark.skipif(native is None, reason="the extension is not built, or LTC_NATIVE=0")
 
 
 @pytest.mark.skipif(native is not None, reason="they run in this process")
@@ -175,6 +175,43 @@ def test_copies_on_the_device_and_indices_are_hits() -> None:
 
 
 @recorded_natively
+def test_results_that_are_operands_or_share_a_storage() -> None:
+    x = torch.arange(4.0).to("ltc")
+
+    def step() -> tuple[torch.Tensor, ...]:
+        made = x * 1
+        same = made.add_(1).contiguous()
+        parts = made.split(2)
+        parts[1].mul_(2)
+        return (same, *parts, made.expand(2, 4))
+
+    steady(step)
+    same, first, second, wide = step()
+    assert first.data_ptr() == same.data_ptr()
+    assert second.tolist() == [6.0, 8.0]
+    assert wide.tolist() == [[1.0, 2.0, 6.0, 8.0]] * 2
+
+
+@recorded_natively
+def test_tensors_of_calls_are_not_kept() -> None:
+    x = torch.ones(3).to("ltc").requires_grad_()
+    bias = torch.ones(3).to("ltc")
+    weight = torch.ones(3, 3).to("ltc")
+
+    def step() -> torch.Tensor:
+        made = torch.nn.functional.linear((x * 2).view(1, 3), weight, bias)
+        torch._foreach_mul_([bias, weight], 1.0)
+        return torch._foreach_add([made, made], 1.0)[0].sum()
+
+    steady(step)
+    before = [sys.getrefcount(tensor) for tensor in (x, bias, weight)]
+    uses = [tensor._use_count() for tensor in (x, bias, weight)]
+    steady(step, 20)
+    assert [sys.getrefcount(tensor) for tensor in (x, bias, weight)] == before
+    assert [tensor._use_count() for tensor in (x, bias, weight)] == uses
+
+
+@recorded_natively
 def test_versions_of_lists_that_are_written_count_up() -> None:
     x = torch.ones(3).to("ltc")
     for _ in range(4):
@@ -208,6 +245,31 @@ def test_a_training_step_is_nearly_all_hits_and_equals_eager() -> None:
     ours = train("ltc")
     assert ours[0] == eager[0]
     assert all(torch.equal(a, b) for a, b in zip(ours[1], eager[1], strict=True))
+
+
+@recorded_natively
+def test_autograd_adds_up_in_place_as_when_python_records() -> None:
+    """It does when nobody else has the storage of a gradient: an input of the pending program is no such somebody."""
+    programs: list[int] = []
+
+    def cut_and_read(grads: tuple[torch.Tensor, ...], _: tuple[torch.Tensor, ...]) -> None:
+        torch_ltc.sync(wait=True)
+        grads[0].exp()
+
+    stop = torch_ltc.events.subscribe(lambda event: programs.append(event.program), torch_ltc.events.SyncEvent)
+    try:
+        for _ in range(5):
+            x = torch.ones(3).to("ltc").requires_grad_()
+            shared = x * 1
+            first, second = shared * 2, shared * 3
+            second.grad_fn.register_hook(cut_and_read)
+            (first + second).sum().backward()
+            torch_ltc.sync(wait=True)
+            assert x.grad is not None
+            assert x.grad.tolist() == [5.0] * 3
+    finally:
+        stop()
+    assert len(set(programs)) == len(programs) / 5
 
 
 @recorded_natively

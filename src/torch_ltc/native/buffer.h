@@ -51,9 +51,9 @@ struct Buffer final : c10::intrusive_ptr_target {
   std::vector<std::pair<SpecPtr, int64_t>> views;
   // Its place among the inputs of the program that it was last an input of.
   int64_t input = -1;
-  // How many storages hold it: 0 when nobody can use it any more.
-  std::atomic<int> storages{0};
-  // The `Buffer` of Python, held as long as there is a storage.
+  // How many storages hold it, and the pending program when it is an input of that: 0 when nobody can use it any more.
+  std::atomic<int> holders{0};
+  // The `Buffer` of Python, held as long as somebody holds this one.
   std::atomic<PyObject*> python{nullptr};
 
   // The absolute number of the value that is this buffer seen as the tensor sees it, or -1.
@@ -80,7 +80,7 @@ at::Tensor new_tensor(const BufferPtr& buffer, const Spec& spec, size_t size_byt
 // A tensor of this spec on the storage of `base`, which has the same dtype.
 at::Tensor view_tensor(const at::Tensor& base, const Spec& spec);
 
-// Let go of the `Buffer` of Python, unless a storage holds the buffer. With the GIL held.
+// Let go of the `Buffer` of Python, unless somebody holds the buffer. With the GIL held.
 void release_python(Buffer& buffer);
 
 }  // namespace torch_ltc

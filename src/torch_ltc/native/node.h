@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
 #include <ATen/core/jit_type.h>
 
@@ -23,6 +24,7 @@ struct Argument {
 
 // One overload as the recorder sees it.
 struct Operator {
+  c10::OperatorHandle handle;
   std::string name;
   std::vector<Argument> arguments;
   bool random = false;
@@ -72,6 +74,8 @@ struct Node {
   std::vector<Part> parts;
   std::vector<Returned> returns;
   int64_t made = 0;
+  // Some result is on the storage of another one.
+  bool shares = false;
   // Numbers that the call was tried with, unless any will do.
   bool any_numbers = true;
   std::vector<std::vector<c10::IValue>> numbers;

@@ -81,7 +81,7 @@ _CONJ = Operator(aten._conj.default)
 _NEG_VIEW = Operator(aten._neg_view.default)
 _EMPTY = Operator(aten.empty_strided.default)
 _DEVICE = torch.device("cpu")
-# As native/recorder_bindings.cpp says it of what is no tensor of the device.
+# As native/buffer_bindings.cpp says it of what is no tensor of the device.
 _NO_BUFFER = -2
 
 

@@ -200,8 +200,9 @@ def _run_compiled(entry: CachedProgram, executable: Executable, arguments: Argum
     saved = _Saved(entry, executable, arguments)
     try:
         outcome = computation.run(arguments)
-        if not computation.checks_results:
-            _check(entry, computation, outcome, arguments, policy.backend.name)
+        if not (computation.checks_results or computation.settled):
+            unchanged = _check(entry, computation, outcome, arguments, policy.backend.name)
+            computation.settled = unchanged and computation.repeats_layouts
     except Exception as error:
         if is_out_of_memory(error):
             # Any call may have run out of memory, also after writes that were not saved: nothing can be repeated.
@@ -255,20 +256,23 @@ def _blame(entry: CachedProgram, policy: TierPolicy, error: Exception, saved: _S
 
 def _check(
     entry: CachedProgram, computation: Computation, outcome: Outcome, arguments: Arguments, backend: str
-) -> None:
+) -> bool:
     """Raise unless the results are what was recorded; lay them out as recorded, those of a plain function each in
-    memory of its own."""
+    memory of its own. True when they were so."""
     program = entry.program
     outcome.results = results = check_count(backend, program, outcome.results, len(program.outputs))
     taken: Memory | None = None
     if isinstance(computation, FunctionComputation):
         taken = Memory([held for held in arguments.held if not isinstance(held, LtcError)])
+    unchanged = True
     for position, (number, spec) in enumerate(entry.outputs):
         result = results[position]
         check_result(backend, program, number, result, spec)
         if not isinstance(result, LtcError):
-            result = fitted(result, spec)
-            results[position] = result if taken is None else taken.own(result, spec)
+            laid_out = fitted(result, spec)
+            results[position] = owned = laid_out if taken is None else taken.own(laid_out, spec)
+            unchanged &= owned is result
+    return unchanged
 
 
 class _Saved:

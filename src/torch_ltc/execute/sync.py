@@ -30,7 +30,7 @@ from torch_ltc.events import (
 )
 from torch_ltc.execute.capture import graphs_of
 from torch_ltc.execute.executor import Uses, executor
-from torch_ltc.execute.memory import add_holdings, add_largest, memory
+from torch_ltc.execute.memory import Maker, add_holdings, add_largest, memory
 from torch_ltc.execute.no_sync import sync_guard
 from torch_ltc.execute.random_state import device_random
 from torch_ltc.execute.run import execute_entry
@@ -129,19 +129,21 @@ def _queue(
     entry.latest = scalars
     # As it is now: a scope that is left before the program runs still counts.
     policy = TierPolicy.current()
-    made = [*outputs, *[inputs[i] for i in entry.written]]
+    written = [inputs[i] for i in entry.written]
     previous = _previous_outputs(entry, outputs, policy)
     run = lambda: _run(entry, inputs, scalars, lines, outputs, previous, policy)  # noqa: E731
-    job = executor.submit(run, Uses(inputs, made), wait=False)
+    job = executor.submit(run, Uses(inputs, [*outputs, *written]), wait=False)
     for reference in previous:
         # Moved before the program runs, if it is still alive then; whoever reads it waits for that.
         buffer = reference()
         if buffer is not None:
             buffer.job = job
-    for buffer in made:
+    for buffer in written:
         buffer.forget_views()
         buffer.job = job
     for buffer, origin in zip(outputs, entry.origins, strict=True):
+        buffer.forget_views()
+        buffer.job = job
         buffer.maker = origin
 
 
@@ -222,13 +224,15 @@ def _run(
     for failure in outcome.failures:
         deferred.add_error(add_holdings(failure))
     memory.run += 1
+    made: list[tuple[Buffer, Maker]] = []
     for buffer, result, maker in zip(outputs, outcome.results, entry.makers, strict=True):
         if isinstance(result, LtcError):
             buffer.error = remembered(result)
         elif buffer.data is not result:
             buffer.data = result
             buffer.error = None
-            memory.hold(buffer, maker)
+            made.append((buffer, maker))
+    memory.hold_all(made)
     # Last: listeners may record and read, also what comes of these results.
     executor.complete()
     for event in told:

@@ -6,11 +6,8 @@ asks for it, if nothing is queued before it.
 
 from __future__ import annotations
 
-import operator
 import time
 from concurrent.futures import Future
-
-import torch
 
 from torch_ltc.compile.program_cache import CachedProgram
 from torch_ltc.compile.tier_policy import TierPolicy
@@ -18,11 +15,13 @@ from torch_ltc.config import settings
 from torch_ltc.deferred import deferred
 from torch_ltc.errors import LtcError
 from torch_ltc.events import ExecuteEvent, SyncReason, emit
+from torch_ltc.execute.buffer_passes import plain_data, renew, set_jobs, set_makers
+from torch_ltc.execute.capture import graphs_of
 from torch_ltc.execute.executor import Uses, executor
 from torch_ltc.execute.memory import add_holdings, memory
 from torch_ltc.execute.random_state import device_random
 from torch_ltc.execute.run import execute_settled, settled_run
-from torch_ltc.execute.sync import _all_lost, _previous_outputs, _run, _tell, cut
+from torch_ltc.execute.sync import _all_lost, _run, _tell, cut
 from torch_ltc.lowering.interface import Arguments, Outcome
 from torch_ltc.record.buffer import Buffer, remembered
 from torch_ltc.record.recorder import recorder
@@ -31,8 +30,6 @@ __all__ = ["Replayed"]
 
 # A run of less is not handed to the worker: that takes as long, and both threads would wait for each other's GIL.
 _SHORT_S = 200e-6
-_PLAIN = frozenset((torch.Tensor,))
-_data, _error, _spec = operator.attrgetter("data"), operator.attrgetter("error"), operator.attrgetter("spec")
 
 
 class Replayed:
@@ -70,7 +67,8 @@ class Replayed:
         entry, policy = self.entry, self._policy
         entry.latest = scalars
         made = [*outputs, *[inputs[i] for i in entry.written]]
-        previous = _previous_outputs(entry, outputs, policy)
+        tracked = policy.captures != "off" and graphs_of(entry.program.device) is not None
+        previous = renew(entry.last_outputs, outputs) if tracked else []
 
         def run() -> None:
             settled = settled_run(entry, scalars, policy)
@@ -85,10 +83,8 @@ class Replayed:
             buffer = reference()
             if buffer is not None:
                 buffer.job = job
-        for buffer in made:
-            buffer.job = job
-        for buffer, origin in zip(outputs, entry.origins, strict=True):
-            buffer.maker = origin
+        set_jobs(made, job)
+        set_makers(entry, outputs)
         return job
 
     def _note(self, took_s: float, ran: object) -> None:
@@ -112,13 +108,8 @@ class Replayed:
         interrupts: list[KeyboardInterrupt] = []
 
         def run() -> None:
-            buffers = [inputs[position] for position in entry.input_buffers]
-            held = list(map(_data, buffers))
-            if (
-                not _PLAIN.issuperset(map(type, held))
-                or any(map(_error, buffers))
-                or not all(map(operator.is_, map(_spec, buffers), entry.input_specs))
-            ):
+            held = plain_data(entry, inputs)
+            if held is None:
                 return
             arguments = Arguments(
                 held, scalars, device_random.generator, entry.program.device, None, replaceable=True, plain=True

@@ -60,7 +60,10 @@ def settled_run(
 ) -> tuple[TierPolicy, Executable | None] | None:
     """How the next run of the program with these numbers will be, the policy and the executable, where that is certain:
     it is on the CPU, and nothing is compiled, measured or checked. Else None."""
-    if entry.program.device.type != "cpu" or policy.check != "off" or policy.repro_dir:
+    device = entry.program.device
+    if device.type != "cpu" or policy.check != "off" or policy.repro_dir:
+        return None
+    if policy.captures != "off" and graphs_of(device) is not None:
         return None
     if policy.measures:
         choice: Choice | None = entry.choice

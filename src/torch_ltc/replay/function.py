@@ -13,6 +13,7 @@ import functools
 import random
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -21,6 +22,7 @@ import torch
 
 from torch_ltc.closures import run_step_closures
 from torch_ltc.config import settings
+from torch_ltc.debug.history import functions_explained
 from torch_ltc.errors import JitError
 from torch_ltc.events import Event, FallbackEvent, SyncEvent, SyncReason, UploadEvent, subscribe
 from torch_ltc.execute.executor import executor
@@ -41,6 +43,8 @@ _MOST_RECORDINGS = 32
 # Kinds of calls that are kept.
 _MOST_KINDS = 32
 _MOST_SURPRISES = 3
+# Those that are alive, for reports.
+_functions: weakref.WeakSet[JitFunction] = weakref.WeakSet()
 
 
 def _flatten(value: Any, leaves: list[Any]) -> Any:
@@ -154,6 +158,7 @@ class JitFunction:
         self._calls: dict[Any, _Calls] = {}
         # Those of the latest call, if its arguments were tensors alone.
         self._latest: _Tensors | None = None
+        _functions.add(self)
 
     def __get__(self, instance: Any, owner: type) -> Any:
         return self if instance is None else functools.partial(self, instance)
@@ -397,3 +402,11 @@ def jit(
     if function is None:
         return lambda decorated: JitFunction(decorated, verify_every, fallback)
     return JitFunction(function, verify_every, fallback)
+
+
+def _explained() -> list[str]:
+    """What the functions that were called say, by name."""
+    return sorted(function.explain() for function in list(_functions) if function._calls)
+
+
+functions_explained.add(_explained)

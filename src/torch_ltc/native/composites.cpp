@@ -82,7 +82,9 @@ c10::DispatchKeySet linear_keys(const c10::IValue* arguments) {
 c10::DispatchKeySet matmul_keys(const c10::IValue* arguments) {
   const at::Tensor &left = arguments[0].toTensor(), &right = arguments[1].toTensor();
   const bool usual = left.defined() && right.defined() && is_batch_product(left, right) && are_plain(left, right);
-  return usual ? forward_keys() : kPython;
+  // PyTorch's derivative of the whole operator is not for complex numbers.
+  const bool differs = usual && at::GradMode::is_enabled() && left.is_complex();
+  return usual && !differs ? forward_keys() : kPython;
 }
 
 // Decomposed when it is differentiated itself.

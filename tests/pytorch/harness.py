@@ -41,11 +41,12 @@ class DeviceTestBase(common_device_type.PrivateUse1TestBase):
 
 
 DATA_ERRORS = frozenset(
-    {
-        "aten::_embedding_bag", "aten::_embedding_bag_forward_only", "aten::_linalg_check_errors", "aten::embedding",
-        "aten::index.Tensor", "aten::index_put_", "aten::linalg_inv_ex", "aten::masked_scatter",
-        "aten::masked_scatter_", "aten::normal.Tensor_Tensor", "aten::normal.float_Tensor", "aten::segment_reduce",
-    }
+    f"aten::{name}"
+    for name in (
+        "_embedding_bag", "_embedding_bag_forward_only", "_linalg_check_errors", "embedding", "index.Tensor",
+        "index_put_", "linalg_inv_ex", "masked_fill.Tensor", "masked_fill_.Tensor", "masked_scatter", "masked_scatter_",
+        "normal.Tensor_Tensor", "normal.float_Tensor", "segment_reduce",
+    )
 )  # fmt: skip
 """Operators whose errors may depend on the values of their arguments: only these may raise them at the sync."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch_ltc.program.spec import Spec, contiguous_strides, make_spec, spec_of
 from torch_ltc.pytorch.private import META, OpOverload, conj_view, set_data
 from torch_ltc.record.arguments import operand_tensors
 from torch_ltc.record.buffer import buffer_of
-from torch_ltc.record.operator import Operator
+from torch_ltc.record.operator import Kind, Operator
 from torch_ltc.record.recorder import recorder
 from torch_ltc.shapes.inference import CannotInfer
 
@@ -162,8 +163,19 @@ def set_nothing(tensor: torch.Tensor) -> torch.Tensor:
     return become(tensor, empty_tensor((0,), None, tensor.dtype))
 
 
+# As eager says it. What PyTorch's kernel says in shape inference comes once, and not for shapes that are known.
+_RESIZED = (
+    "An output with one or more elements was resized since it had shape {}, which does not match the required output "
+    "shape {}. This behavior is deprecated, and in a future PyTorch release outputs will not be resized unless they "
+    "have zero elements. You can explicitly reuse an out tensor t by resizing it, inplace, to zero elements with "
+    "t.resize_(0)."
+)
+
+
 def out_kernel(operator: Operator) -> Kernel:
     """Kernel of an `out=` overload: targets of another size are resized first, then the call is recorded."""
+    # Factories resize without a word.
+    takes_tensors = any(a.kind in (Kind.TENSOR, Kind.TENSORS) and not a.written for a in operator.arguments)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         values = operator.values(args, kwargs)
@@ -173,6 +185,8 @@ def out_kernel(operator: Operator) -> Kernel:
             return run_eagerly(operator, values, str(reason))
         tensors = operand_tensors(operator, values)
         for place, spec in resized:
+            if takes_tensors and tensors[place].numel():
+                warnings.warn(_RESIZED.format(list(tensors[place].shape), list(spec.size)), stacklevel=2)
             resize_to(tensors[place], spec)
         return record(operator, values)
 

@@ -299,7 +299,7 @@ class Guard:
             pairs = zip(self._dicts, versions, self._versions, strict=True)
             written = [each for each, now, then in pairs if now != then]
         for contents in written:
-            changed = contents.change()
+            changed: str = contents.change()
             if changed:
                 return changed
             contents.writes += 1

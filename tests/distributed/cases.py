@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, AdamW
@@ -47,6 +51,8 @@ SKIPPING = Training(Skipping, _vectors)
 CONVNET = Training(convnet, _images)
 SYNC_CONVNET = Training(lambda: convnet(sync=True), _images)
 LLAMA = Training(Llama, _tokens, lambda parameters: AdamW(parameters, lr=1e-2))
+# PyTorch has no lists of sharded and whole parameters at once, on any accelerator.
+LLAMA_ONE_BY_ONE = replace(LLAMA, optimizer=lambda parameters: AdamW(parameters, lr=1e-2, foreach=False))
 
 
 def loss_of(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
@@ -56,13 +62,17 @@ def loss_of(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def train(
-    training: Training, device: str, wrap: Callable[[nn.Module], nn.Module], accumulate: int = 1
+    training: Training,
+    device: str,
+    wrap: Callable[[nn.Module], nn.Module],
+    accumulate: int = 1,
+    same_data: bool = False,
 ) -> tuple[nn.Module, Result]:
     """Train for some steps; the network and the losses."""
     torch.manual_seed(0)
     model = wrap(training.make().to(device))
     optimizer = training.optimizer(model.parameters())
-    torch.manual_seed(100 + dist.get_rank())
+    torch.manual_seed(100 if same_data else 100 + dist.get_rank())
     losses = []
     for _ in range(STEPS):
         optimizer.zero_grad()
@@ -85,6 +95,47 @@ def _ddp(training: Training, accumulate: int = 1, **options: Any) -> Callable[[s
     return case
 
 
+def _whole(model: nn.Module) -> Result:
+    """Parameters and buffers, put together where they are sharded."""
+    found = {}
+    for name, value in model.state_dict().items():
+        found[name] = (value.full_tensor() if isinstance(value, DTensor) else value).detach().cpu()
+    return found
+
+
+def shard(model: nn.Module, device: str) -> nn.Module:
+    """Shard the network over all ranks, the layers of a decoder each by themselves."""
+    mesh = init_device_mesh(device, (dist.get_world_size(),))
+    for layer in getattr(model, "layers", ()):
+        fully_shard(layer, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def _sharded(training: Training) -> Callable[[str], Result]:
+    def case(device: str) -> Result:
+        model, result = train(training, device, lambda plain: shard(plain, device))
+        return {**result, **_whole(model)}
+
+    return case
+
+
+_MLP_PLAN: dict[str, Any] = {"up": ColwiseParallel(), "down": RowwiseParallel()}
+_LLAMA_PLAN: dict[str, Any] = {
+    **{f"layers.*.attention.{name}": ColwiseParallel() for name in ("wq", "wk", "wv")},
+    **{f"layers.*.{name}": ColwiseParallel() for name in ("w1", "w3")},
+    **{f"layers.*.{name}": RowwiseParallel() for name in ("attention.wo", "w2")},
+}
+
+
+def _tensor_parallel(training: Training, plan: dict[str, Any]) -> Callable[[str], Result]:
+    def case(device: str) -> Result:
+        mesh = init_device_mesh(device, (dist.get_world_size(),))
+        model, result = train(training, device, lambda plain: parallelize_module(plain, mesh, plan), same_data=True)
+        return {**result, **_whole(model)}
+
+    return case
+
+
 # Buckets of a few hundred bytes: each network has several.
 _SMALL = 0.001
 CASES: dict[str, Callable[[str], Result]] = {
@@ -93,4 +144,9 @@ CASES: dict[str, Callable[[str], Result]] = {
     "ddp_no_sync": _ddp(MLP, accumulate=2),
     "ddp_convnet": _ddp(CONVNET),
     "ddp_llama": _ddp(LLAMA, bucket_cap_mb=_SMALL),
+    "fsdp_mlp": _sharded(MLP),
+    "fsdp_convnet": _sharded(CONVNET),
+    "fsdp_llama": _sharded(LLAMA),
+    "tp_mlp": _tensor_parallel(MLP, _MLP_PLAN),
+    "tp_llama": _tensor_parallel(LLAMA_ONE_BY_ONE, _LLAMA_PLAN),
 }

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -357,3 +358,24 @@ def test_buffers_and_storages_do_not_pile_up() -> None:
         step()
     gc.collect()
     assert len(gc.get_objects()) - before < 100
+
+
+@recorded_natively
+def test_numbers_among_the_results_of_a_known_call_are_returned() -> None:
+    x = torch.ones(2, 2, 8, 16).to("ltc")
+
+    def step() -> Any:
+        # It has kernels for CUDA only: here it can be recorded, and fails when it runs.
+        return torch.ops.aten._scaled_dot_product_flash_attention(x + x, x, x)
+
+    for _ in range(4):
+        with pytest.raises(torch_ltc.errors.LtcError, match="flash_attention"):
+            torch_ltc.sync(wait=True)
+            hits()
+            output, logsumexp, *_, longest_query, longest_key, _, _, _ = step()
+            found = hits()
+            assert (longest_query, longest_key, type(longest_key)) == (8, 8, int)
+            assert (output.shape, logsumexp.shape) == ((2, 2, 8, 16), (2, 2, 8))
+            del output, logsumexp
+            torch_ltc.sync(wait=True)
+    assert found == 1

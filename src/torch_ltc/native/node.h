@@ -51,12 +51,12 @@ struct Part {
   std::vector<Part> items;
 };
 
-// One tensor that a call returns, or nothing in its place.
+// One tensor that a call returns, or a number that is always the same, or nothing.
 struct Result {
-  enum class Is : uint8_t { Fresh, Shared, View, Same, Nothing };
+  enum class Is : uint8_t { Fresh, Shared, View, Same, Nothing, Constant };
   Is is = Is::Nothing;
   SpecPtr spec;
-  // The operand that it is or looks at; for Shared, the result whose storage it is on.
+  // The operand that it is or looks at; for Shared, the result whose storage it is on; for Constant, the number.
   int64_t of = -1;
 };
 

@@ -223,6 +223,7 @@ at::Tensor Recorder::make(
     case Result::Is::Same:
       return *found.lazy[result.of];
     case Result::Is::Nothing:
+    case Result::Is::Constant:
       break;
   }
   return {};
@@ -247,7 +248,13 @@ void Recorder::results(const Node& node, const Operands& found, Values& into) {
       }
       into.emplace_back(std::move(items));
     } else {
-      into.emplace_back(next(returned.results[0]));
+      const Result& result = returned.results[0];
+      at::Tensor tensor = next(result);
+      if (result.is == Result::Is::Constant) {
+        into.emplace_back(result.of);
+      } else {
+        into.emplace_back(std::move(tensor));
+      }
     }
   }
 }

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from typing import Any
 
 import torch
@@ -257,6 +259,42 @@ def reset_accumulated_memory_stats(device: _Device = None) -> None:
 # ---- streams: the device has one, in program order ------------------------------------------------------------------
 
 
+class Event:
+    """A point of the program. One with `enable_timing` ends the pending program where it is recorded, and takes the time
+    when that has run."""
+
+    def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> None:
+        self.device = torch.device("ltc", 0)
+        self._timing = enable_timing
+        self._reached: Future[float] | None = None
+
+    def record(self, stream: object = None) -> None:
+        """Be this point from now on."""
+        if self._timing:
+            with recorder.lock:
+                cut(SyncReason.EXPLICIT)
+                self._reached = executor.submit(time.perf_counter, NOTHING, wait=False)
+
+    def wait(self, stream: object = None) -> None:
+        """Nothing to wait for: work runs in the order in which it was recorded."""
+
+    def query(self) -> bool:
+        """True when everything before it has run."""
+        if self._reached is not None:
+            return self._reached.done()
+        return recorder.empty and executor.is_idle()
+
+    def synchronize(self) -> None:
+        """Sync, and return when everything has run."""
+        synchronize()
+
+    def elapsed_time(self, end: Event) -> float:
+        """Milliseconds between this event and a later one, both recorded with `enable_timing`."""
+        if self._reached is None or end._reached is None:
+            raise ValueError("both events must be recorded, and made with enable_timing=True")
+        return 1e3 * (executor.result_of(end._reached) - executor.result_of(self._reached))
+
+
 class Stream:
     """The device's only stream: work runs in the order in which it was recorded."""
 
@@ -272,9 +310,18 @@ class Stream:
     def wait_stream(self, stream: object) -> None:
         """Nothing to wait for: there is one stream."""
 
-    def record_event(self, event: object = None) -> object:
-        """Events of the only stream need no record."""
-        return event
+    def wait_event(self, event: object) -> None:
+        """Nothing to wait for: work runs in the order in which it was recorded."""
+
+    def query(self) -> bool:
+        """True when everything that was recorded has run."""
+        return recorder.empty and executor.is_idle()
+
+    def record_event(self, event: Event | None = None) -> Event:
+        """Record an event, a new one if none is given."""
+        made = Event() if event is None else event
+        made.record(self)
+        return made
 
     def __enter__(self) -> Stream:
         return self

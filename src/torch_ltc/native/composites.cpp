@@ -97,7 +97,9 @@ at::Tensor matmul(const at::Tensor& left, const at::Tensor& right) {
     return at::mm(left, right);
   }
   const bool usual = is_batch_product(left, right) && are_plain(left, right);
-  return op.redispatch(usual ? forward_keys() : kPythonAutograd, left, right);
+  // PyTorch's derivative of the whole operator is not for complex numbers.
+  const bool differs = at::GradMode::is_enabled() && left.is_complex();
+  return op.redispatch(usual && !differs ? forward_keys() : kPythonAutograd, left, right);
 }
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> linear_backward(

@@ -13,6 +13,7 @@ void bind_guard(py::module_& module);
 void bind_hooks(py::module_& module);
 void bind_nodes(py::module_& module);
 void bind_recorder(py::module_& module);
+void bind_replay(py::module_& module);
 void bind_tensors(py::module_& module);
 
 }  // namespace torch_ltc
@@ -26,6 +27,7 @@ PYBIND11_MODULE(_native, module) {
   torch_ltc::bind_buffers(module);
   torch_ltc::bind_nodes(module);
   torch_ltc::bind_recorder(module);
+  torch_ltc::bind_replay(module);
   torch_ltc::bind_hooks(module);
   torch_ltc::bind_tensors(module);
 }

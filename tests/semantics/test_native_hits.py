@@ -321,7 +321,8 @@ def test_a_call_that_fails_has_the_line_of_this_recording() -> None:
 
 
 @recorded_natively
-def test_threads_that_record_at_once_get_what_they_asked_for() -> None:
+@pytest.mark.parametrize("count", [4, pytest.param(16, marks=pytest.mark.slow)])
+def test_threads_that_record_at_once_get_what_they_asked_for(count: int) -> None:
     x = torch.ones(8).to("ltc")
     wrong: list[float] = []
 
@@ -333,7 +334,7 @@ def test_threads_that_record_at_once_get_what_they_asked_for() -> None:
             if made.sum().item() != 8 + 80 * number:
                 wrong.append(number)
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(count)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -379,3 +380,26 @@ def test_numbers_among_the_results_of_a_known_call_are_returned() -> None:
             del output, logsumexp
             torch_ltc.sync(wait=True)
     assert found == 1
+
+
+@recorded_natively
+@pytest.mark.slow
+def test_ten_thousand_steps_take_no_more_memory_than_the_first() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2)).to("ltc")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    x = torch.ones(4, 8).to("ltc")
+
+    def resident_bytes() -> int:
+        gc.collect()
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    for step in range(10_000):
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+        if step % 50 == 0:
+            torch_ltc.sync(wait=True)
+        if step == 2_000:
+            before = resident_bytes()
+    torch_ltc.sync(wait=True)
+    assert resident_bytes() - before < 4 * 2**20

@@ -260,8 +260,8 @@ def reset_accumulated_memory_stats(device: _Device = None) -> None:
 
 
 class Event:
-    """A point of the program. One with `enable_timing` ends the pending program where it is recorded, and takes the time
-    when that has run."""
+    """A point of the program. One with `enable_timing` ends the pending program where it is recorded, and takes the
+    time when that has run."""
 
     def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> None:
         self.device = torch.device("ltc", 0)

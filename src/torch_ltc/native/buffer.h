@@ -5,6 +5,7 @@
 #include <Python.h>
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/SmallVector.h>
 #include <c10/util/intrusive_ptr.h>
 
 #include <atomic>
@@ -17,8 +18,9 @@ namespace torch_ltc {
 // Everything about a tensor but its memory. One per `Spec` of Python, which holds it and which it points to.
 struct Spec final : c10::intrusive_ptr_target {
   caffe2::TypeMeta dtype;
-  std::vector<int64_t> size;
-  std::vector<int64_t> stride;
+  // In place, as all that a hit reads: each step outside of it may be one to memory that is not in the cache.
+  c10::SmallVector<int64_t, 5> size;
+  c10::SmallVector<int64_t, 5> stride;
   int64_t offset = 0;
   bool conj = false;
   bool neg = false;
@@ -60,6 +62,13 @@ struct Buffer final : c10::intrusive_ptr_target {
   int64_t value_of(const c10::TensorImpl& tensor, int64_t base) const;
   int64_t value_of(const Spec* wanted, int64_t base) const;
   void remember_view(const SpecPtr& seen, int64_t base, int64_t value);
+  // Make it as new, for another storage.
+  void reset() {
+    number = views_base = input = -1;
+    spec.reset();
+    computed = false;
+    views.clear();
+  }
   void forget_views() {
     views.clear();
     views_base = -1;

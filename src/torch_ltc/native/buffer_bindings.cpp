@@ -25,8 +25,12 @@ SpecPtr spec_of(py::handle python) {
   auto spec = c10::make_intrusive<Spec>();
   py::object dtype = python.attr("dtype");
   spec->dtype = c10::scalarTypeToTypeMeta(reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type);
-  spec->size = python.attr("size").cast<std::vector<int64_t>>();
-  spec->stride = python.attr("stride").cast<std::vector<int64_t>>();
+  for (py::handle length : python.attr("size")) {
+    spec->size.push_back(length.cast<int64_t>());
+  }
+  for (py::handle step : python.attr("stride")) {
+    spec->stride.push_back(step.cast<int64_t>());
+  }
   spec->offset = python.attr("offset").cast<int64_t>();
   spec->conj = python.attr("conj").cast<bool>();
   spec->neg = python.attr("neg").cast<bool>();

@@ -13,7 +13,7 @@
 namespace torch_ltc {
 namespace {
 
-constexpr c10::DispatchKeySet kPython(c10::DispatchKey::AutogradPrivateUse2);
+constexpr c10::DispatchKeySet kPythonAutograd(c10::DispatchKey::AutogradPrivateUse2);
 constexpr c10::DispatchKeySet kDevice(c10::DispatchKey::PrivateUse1);
 // PyTorch's autograd has a derivative for these operators as a whole, which it uses for nested tensors.
 const c10::DispatchKeySet kWithDerivative =
@@ -75,7 +75,7 @@ c10::DispatchKeySet forward_keys() {
 // Decomposed when it is differentiated itself.
 c10::DispatchKeySet backward_keys(const at::Tensor& first, const at::Tensor& second) {
   const bool plain = first.defined() && second.defined() && are_plain(first, second);
-  return !at::GradMode::is_enabled() && plain ? kDevice : kPython;
+  return !at::GradMode::is_enabled() && plain ? kDevice : kPythonAutograd;
 }
 
 template <class Signature>
@@ -85,13 +85,13 @@ c10::TypedOperatorHandle<Signature> find_operator(const char* name) {
 
 at::Tensor linear(const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
   static const auto op = find_operator<decltype(linear)>("aten::linear");
-  return op.redispatch(is_usual_linear(input, weight, bias) ? forward_keys() : kPython, input, weight, bias);
+  return op.redispatch(is_usual_linear(input, weight, bias) ? forward_keys() : kPythonAutograd, input, weight, bias);
 }
 
 at::Tensor matmul(const at::Tensor& left, const at::Tensor& right) {
   static const auto op = find_operator<decltype(matmul)>("aten::matmul");
   if (!left.defined() || !right.defined()) {
-    return op.redispatch(kPython, left, right);
+    return op.redispatch(kPythonAutograd, left, right);
   }
   if (left.dim() == 2 && right.dim() == 2) {
     return at::mm(left, right);
@@ -99,7 +99,7 @@ at::Tensor matmul(const at::Tensor& left, const at::Tensor& right) {
   const bool usual = is_batch_product(left, right) && are_plain(left, right);
   // PyTorch's derivative of the whole operator is not for complex numbers.
   const bool differs = at::GradMode::is_enabled() && left.is_complex();
-  return op.redispatch(usual && !differs ? forward_keys() : kPython, left, right);
+  return op.redispatch(usual && !differs ? forward_keys() : kPythonAutograd, left, right);
 }
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> linear_backward(

@@ -52,6 +52,16 @@ Part operand_part(py::handle part) {
   return made;
 }
 
+Part list_part(py::handle parts) {
+  Part made;
+  made.is = Part::Is::Items;
+  made.items = std::make_unique<std::vector<Part>>();
+  for (py::handle part : parts) {
+    made.items->push_back(operand_part(part));
+  }
+  return made;
+}
+
 Part make_part(const Argument& argument, py::handle part, py::handle value, py::handle default_marker) {
   Part made;
   switch (argument.kind) {
@@ -62,11 +72,7 @@ Part make_part(const Argument& argument, py::handle part, py::handle value, py::
         made.is = Part::Is::None;
         break;
       }
-      made.is = Part::Is::Items;
-      for (py::handle item : part) {
-        made.items.push_back(operand_part(item));
-      }
-      break;
+      return list_part(part);
     case Kind::Scalar:
       if (part.is(default_marker)) {
         made.is = Part::Is::Default;
@@ -74,11 +80,7 @@ Part make_part(const Argument& argument, py::handle part, py::handle value, py::
       }
       return operand_part(part);
     case Kind::Scalars:
-      made.is = Part::Is::Items;
-      for (py::handle item : part) {
-        made.items.push_back(operand_part(item));
-      }
-      break;
+      return list_part(part);
     case Kind::Static:
       made.is = Part::Is::Equal;
       made.equal = to_ivalue(value, argument.type);
@@ -99,7 +101,7 @@ void describe_call(
     Node& node, Operator* op, const py::tuple& key, const py::tuple& values, py::handle default_marker,
     const py::list& returns, int64_t made) {
   size_t place = 1;
-  std::vector<Part> parts;
+  decltype(node.parts) parts;
   for (size_t i = 0; i < op->arguments.size(); ++i) {
     const Argument& argument = op->arguments[i];
     if (argument.kind == Kind::Generator || argument.kind == Kind::Dropped) {
@@ -109,7 +111,7 @@ void describe_call(
     }
   }
   bool shares = false;
-  std::vector<Returned> returned;
+  decltype(node.returns) returned;
   for (py::handle item : returns) {
     auto described = item.cast<py::tuple>();
     Returned one;
@@ -138,7 +140,7 @@ Operator* make_operator(
     const std::string& name, const std::string& overload, const std::vector<int>& kinds, bool random, bool located,
     std::vector<size_t> versions) {
   const auto handle = c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), overload.c_str());
-  auto* op = new Operator{handle};
+  auto* op = new Operator(handle);
   op->name = overload.empty() ? name : name + "." + overload;
   op->random = random;
   op->located = located;

@@ -144,10 +144,10 @@ bool Recorder::fits(const Node& node, const c10::IValue* arguments, Operands& fo
           }
           break;
         }
-        if (value.isNone() || value.toListRef().size() != part.items.size()) {
+        if (value.isNone() || value.toListRef().size() != part.items->size()) {
           return false;
         }
-        for (const Part& item : part.items) {
+        for (const Part& item : *part.items) {
           if (!operand_fits(item)) {
             return false;
           }
@@ -170,11 +170,11 @@ bool Recorder::fits(const Node& node, const c10::IValue* arguments, Operands& fo
           return false;
         }
         const auto items = value.toListRef();
-        if (items.size() != part.items.size()) {
+        if (items.size() != part.items->size()) {
           return false;
         }
         for (size_t k = 0; k < items.size(); ++k) {
-          if (!is_number(items[k], part.items[k].number)) {
+          if (!is_number(items[k], (*part.items)[k].number)) {
             return false;
           }
           found.numbers.push_back(items[k]);
@@ -203,12 +203,30 @@ bool Recorder::fits(const Node& node, const c10::IValue* arguments, Operands& fo
   return is_tried(node, found.numbers);
 }
 
+BufferPtr& Recorder::add_buffer() {
+  if (spare.empty()) {
+    return buffers.emplace_back(c10::make_intrusive<Buffer>());
+  }
+  buffers.push_back(std::move(spare.back()));
+  spare.pop_back();
+  return buffers.back();
+}
+
+void Recorder::release_buffers() {
+  for (BufferPtr& buffer : buffers) {
+    if (buffer.use_count() == 1 && spare.size() < kMostSpare) {
+      buffer->reset();
+      spare.push_back(std::move(buffer));
+    }
+  }
+  buffers.clear();
+}
+
 at::Tensor Recorder::make(
     const Result& result, int64_t& number, const Operands& found, const Tensors& made) {
   switch (result.is) {
     case Result::Is::Fresh: {
-      buffers.push_back(c10::make_intrusive<Buffer>());
-      const BufferPtr& buffer = buffers.back();
+      const BufferPtr& buffer = add_buffer();
       buffer->number = number++;
       buffer->spec = result.spec;
       return new_tensor(buffer, *result.spec, result.spec->size_bytes);

@@ -28,7 +28,9 @@ class Recorder {
   bool random = false;
   // Where recording stands; null when only Python knows.
   Node* position = nullptr;
+  // Of the pending program, and of earlier ones to be used again.
   std::vector<BufferPtr> buffers;
+  std::vector<BufferPtr> spare;
   std::vector<Input> inputs;
   std::vector<c10::IValue> scalars;
   uint64_t hits = 0;
@@ -38,18 +40,23 @@ class Recorder {
   // Record the call; false when Python must do it. A call that returns what it writes, or nothing, needs no `returned`.
   bool hit(Operator& op, const c10::IValue* arguments, Values* returned);
 
+  // The pending program has ended: nobody needs its buffers any more but those who hold them.
+  void release_buffers();
+
   bool is_input(const Buffer& buffer) const {
     return buffer.input >= 0 && buffer.input < static_cast<int64_t>(inputs.size()) &&
         inputs[buffer.input].buffer.get() == &buffer;
   }
 
  private:
+  static constexpr size_t kMostSpare = 1 << 14;
   struct Operands;
   using Tensors = c10::SmallVector<at::Tensor, 4>;
   bool resolve(const at::Tensor& tensor, Operands& found);
   bool input(Buffer& buffer, const at::Tensor& tensor, Operands& found);
   bool operands(const Operator& op, const c10::IValue* arguments, Operands& found);
   bool fits(const Node& node, const c10::IValue* arguments, Operands& found) const;
+  BufferPtr& add_buffer();
   at::Tensor make(const Result& result, int64_t& number, const Operands& found, const Tensors& made);
   bool note(const Node& node) const;
   void results(const Node& node, const Operands& found, Values& into);

@@ -114,8 +114,7 @@ void bind_recorder(py::module_& module) {
           [](Recorder& self) {
             take_list(self, true);
             self.scalars.clear();
-            std::vector<BufferPtr> buffers;
-            buffers.swap(self.buffers);
+            self.release_buffers();
           })
       .def("set_note_line", [](Recorder& self, py::object call) { self.note_line = call.release().ptr(); })
       .def("take_hits", [](Recorder& self) { return std::exchange(self.hits, 0); });

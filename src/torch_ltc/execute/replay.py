@@ -6,7 +6,9 @@ asks for it, if nothing is queued before it.
 
 from __future__ import annotations
 
+import operator
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 
 from torch_ltc.compile.program_cache import CachedProgram
@@ -37,6 +39,7 @@ class Replayed:
 
     def __init__(self, entry: CachedProgram) -> None:
         self.entry = entry
+        self._written = _getter(entry.written)
         # The settings that count, as of this many assignments.
         self._policy = TierPolicy.current()
         self._assignments = settings.assignments
@@ -66,7 +69,7 @@ class Replayed:
         """Have the worker run it. The recorder's lock is held."""
         entry, policy = self.entry, self._policy
         entry.latest = scalars
-        made = [*outputs, *[inputs[i] for i in entry.written]]
+        made = [*outputs, *self._written(inputs)]
         tracked = policy.captures != "off" and graphs_of(entry.program.device) is not None
         previous = renew(entry.last_outputs, outputs) if tracked else []
 
@@ -151,3 +154,10 @@ class Replayed:
                 buffer.data = result
                 buffer.error = None
                 memory.hold(buffer, maker)
+
+
+def _getter(positions: tuple[int, ...]) -> Callable[[list[Buffer]], tuple[Buffer, ...]]:
+    if len(positions) < 2:
+        return lambda buffers: tuple([buffers[position] for position in positions])
+    get: Callable[[list[Buffer]], tuple[Buffer, ...]] = operator.itemgetter(*positions)
+    return get

@@ -314,7 +314,9 @@ py::object plain_data(const py::list& buffers, const py::list& positions, const 
   const size_t count = positions.size();
   py::list made(count);
   for (size_t i = 0; i < count; ++i) {
-    PyObject* buffer = py::object(buffers[positions[i].cast<size_t>()]).ptr();
+    const Py_ssize_t position = PyLong_AsSsize_t(PyList_GET_ITEM(positions.ptr(), i));
+    TORCH_CHECK_INDEX(position >= 0 && position < PyList_GET_SIZE(buffers.ptr()), "there is no such input");
+    PyObject* buffer = PyList_GET_ITEM(buffers.ptr(), position);
     py::object data = attribute(buffer, kData);
     if (!attribute(buffer, kError).is_none() || attribute(buffer, kSpec).ptr() != PyList_GET_ITEM(specs.ptr(), i) ||
         !THPVariable_CheckExact(data.ptr())) {
@@ -327,8 +329,8 @@ py::object plain_data(const py::list& buffers, const py::list& positions, const 
 
 // Give all of these objects the attribute.
 void set_attribute(const py::list& objects, const py::str& name, const py::object& value) {
-  for (py::handle each : objects) {
-    if (PyObject_SetAttr(each.ptr(), name.ptr(), value.ptr()) != 0) {
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(objects.ptr()); ++i) {
+    if (PyObject_SetAttr(PyList_GET_ITEM(objects.ptr(), i), name.ptr(), value.ptr()) != 0) {
       throw py::error_already_set();
     }
   }

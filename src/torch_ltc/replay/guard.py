@@ -293,7 +293,8 @@ class Guard:
     def _written_change(self) -> str:
         """As `change`, for the dicts that were written to."""
         if self._unchanged is not None:
-            written = [self._dicts[place] for place in self._unchanged.written()]
+            places: list[int] = self._unchanged.written()
+            written = [self._dicts[place] for place in places]
         else:
             versions = list(map(dict_version, self._holders))
             pairs = zip(self._dicts, versions, self._versions, strict=True)

@@ -32,7 +32,7 @@ class Plan:
 
     def __init__(self, settled: RecordedCall) -> None:
         self._program = Replayed(settled.entry)
-        self._outputs = settled.entry.outputs
+        self._all = [(i, spec) for i, (_, spec) in enumerate(settled.entry.outputs)]
         self._guard = _guard_of(settled)
         # Tensors that the program takes, and their memory.
         self._taken = [tensor for tensor, _ in settled.captured]
@@ -41,6 +41,7 @@ class Plan:
         self._given = [(i, item) for i, item in enumerate(settled.inputs) if isinstance(item, int)]
         self._gradients = _BoundGradients(settled)
         self._guard.watch(self._taken, self._gradients.expected())
+        self._fresh = [(i, spec) for i, spec in self._all if i not in self._gradients.staying]
         self._flags = _Flags(settled)
         self._places = [(place, made) for place, made in settled.places if not isinstance(place.holder, torch.Tensor)]
         self._counters = settled.counters
@@ -65,7 +66,8 @@ class Plan:
         for position, leaf in self._given:
             inputs[position] = buffer_of(leaves[leaf])
         outputs, rebound = self._gradients.outputs()
-        for i, (_, spec) in enumerate(self._outputs):
+        # Where gradients do not stay, their outputs are new ones, too.
+        for i, spec in self._fresh if rebound is self._gradients.others else self._all:
             if outputs[i] is None:
                 outputs[i] = new_buffer(spec, 0)
         self._program.run(inputs, scalars, outputs)
@@ -144,9 +146,11 @@ class _BoundGradients:
         whole = [spec for _, spec in settled.entry.outputs]
         # Those that may stay, and those that are there only after the call.
         self._staying = [(owner, made) for owner, made in bound if had[id(owner)]]
-        self._others = [(owner, made) for owner, made in bound if not had[id(owner)]]
+        self.others = [(owner, made) for owner, made in bound if not had[id(owner)]]
         self._owners = [owner for owner, _ in self._staying]
         self._positions = [made.output for _, made in self._staying]
+        # Outputs that are gradients which may stay.
+        self.staying = frozenset(self._positions)
         self._wholes = [whole[made.output] for _, made in self._staying]
         self._nothing: list[Any] = [None] * len(whole)
         self._have_shapes = shape_guard([owner.grad for owner in self._owners])
@@ -158,24 +162,24 @@ class _BoundGradients:
 
     def expected(self) -> list[tuple[torch.Tensor, bool]]:
         """The tensors whose gradients a replay binds, and whether they have one before."""
-        return [(owner, True) for owner in self._owners] + [(owner, False) for owner, _ in self._others]
+        return [(owner, True) for owner in self._owners] + [(owner, False) for owner, _ in self.others]
 
     def change(self) -> str:
         """A text when gradients are there that were not, or the other way round."""
         there = all(map(operator.is_not, map(get_gradient, self._owners), itertools.repeat(None)))
-        return "" if there and not any(owner.grad is not None for owner, _ in self._others) else "a gradient"
+        return "" if there and not any(owner.grad is not None for owner, _ in self.others) else "a gradient"
 
     def outputs(self) -> tuple[list[Any], list[tuple[torch.Tensor, Made]]]:
         """The buffers of gradients that stay, by output; and the tensors that get new ones, whose old ones end here:
         nobody sees a gradient between its end and its new value."""
         outputs = self._nothing.copy()
-        rebound = self._others
+        rebound = self.others
         if self._held is not None and self._held.put(outputs):
             for owner, _ in rebound:
                 owner.grad = None
             return outputs, rebound
         outputs = self._nothing.copy()
-        current = list(map(get_gradient, self._owners))
+        current: list[Any] = list(map(get_gradient, self._owners))
         references, uses, buffers = _counts(current)
         if (
             [references, uses] == self._alone

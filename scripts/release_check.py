@@ -72,8 +72,9 @@ def build(folder: Path) -> list[Path]:
         archive.extractall(source, filter="data")
     made = folder / "made"
     made.mkdir()
-    code = "import sys; from setuptools import build_meta as b; b.build_sdist(sys.argv[1]); b.build_wheel(sys.argv[1])"
-    run(sys.executable, "-c", code, made, cwd=source)
+    for kind in ("sdist", "wheel"):
+        code = f"import sys; from setuptools import build_meta; build_meta.build_{kind}(sys.argv[1])"
+        run(sys.executable, "-c", code, made, cwd=source)
     return sorted(made.iterdir())
 
 

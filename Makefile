@@ -11,6 +11,7 @@
 #   make test-browser  open reports in headless Chromium, which must be on the PATH
 #   make test-backends run the tests of Inductor and XLA too, which compile for minutes
 #   make test-ecosystem run transformers, accelerate, Lightning and others on the device, in an environment of its own
+#   make release-check install the wheel and the source distribution into an empty environment and use them from there
 #   make conformance   run the conformance suite on a backend: BACKEND=inductor
 #   make check         formatting, lint, types, architecture, documentation
 #   make ops           compare every operator, module and optimizer of PyTorch's databases with eager
@@ -44,7 +45,7 @@ TORCH ?= 2.15.0
 ECOSYSTEM_VENV := .venv-ecosystem
 TORCH_VENV := .venv-torch-$(TORCH)$(if $(filter file,$(origin PYTHON)),,-$(notdir $(PYTHON)))
 
-.PHONY: demo test test-ecosystem test-distributed test-python test-asan test-slow test-torch test-pytorch test-browser screenshots test-backends conformance check ops bench-trace bench bench-quick \
+.PHONY: demo test test-ecosystem release-check test-distributed test-python test-asan test-slow test-torch test-pytorch test-browser screenshots test-backends conformance check ops bench-trace bench bench-quick \
 	bench-gpu docs docs-examples clean
 .DELETE_ON_ERROR:
 
@@ -85,6 +86,9 @@ test-distributed: $(VENV)/installed-test
 test-ecosystem: $(ECOSYSTEM_VENV)/installed
 	$(TEST_ENV) $(ECOSYSTEM_VENV)/bin/python -m pytest tests/ecosystem --figures build/ecosystem.json $(ARGS)
 	$(if $(ARGS),,$(ECOSYSTEM_VENV)/bin/python -m tests.ecosystem.table build/ecosystem.json docs/ecosystem.md)
+
+release-check: $(VENV)/installed-torch
+	$(RUN) scripts/release_check.py
 
 # Results are kept in build/pytorch: a run that was stopped goes on.
 test-pytorch: $(VENV)/installed-test

@@ -155,6 +155,8 @@ table.add(
               check=lambda kind: {"create_symbol", "create_symintnode"} <= set(vars(kind))),
     Interface("torch.fx.experimental.symbolic_shapes.DimDynamic", "a size that varies", "symbolic sizes", _EXPERIMENTAL,
               check=lambda kind: hasattr(kind, "DYNAMIC")),
+    Interface("torch._inductor.aoti_compile_and_package", "compiles an exported program", "`export_program` to a file",
+              check=takes("exported_program")),
     Interface("torch._dynamo.backends.common.aot_autograd", "graphs of forward and backward",
               "`torch.compile(backend='ltc')`", check=_exists),
     Interface("torch._sym_sqrt", "`math.sqrt` of a symbolic number, and others so named", "symbolic sizes"),
@@ -309,6 +311,8 @@ table.add(
     *(Patch(f"{module}.destroy_process_group", "runs what was recorded, and lets go of the physical group",
             "pending collectives fail", _CALLERS, check=takes("group")) for module in (
         "torch.distributed", "torch.distributed.distributed_c10d")),
+    Patch("torch.nn.attention.flex_attention._validate_device", "the device is not on its list", "`flex_attention`",
+          check=takes("query", "key", "value")),
     Patch("torch.autograd.graph._engine_run_backward", _BACKWARD, "an error in a hook ends the process"),
     Patch("torch.autograd._engine_run_backward", _BACKWARD, "an error in a hook ends the process"),
 )

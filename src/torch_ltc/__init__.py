@@ -46,6 +46,7 @@ from torch_ltc.device.prefetch import Prefetch, prefetch
 from torch_ltc.device.setup import install, uninstall
 from torch_ltc.device.setup import set_up as _set_up
 from torch_ltc.distributed import collectives as _collectives  # noqa: F401  registers the backend
+from torch_ltc.distributed import rank_check as _rank_check  # noqa: F401  adds its hook
 from torch_ltc.execute.async_item import AsyncItem, async_item
 from torch_ltc.execute.no_sync import allow_sync, no_sync
 from torch_ltc.extract_compiled_graph import extract_compiled_graph

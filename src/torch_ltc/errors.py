@@ -173,9 +173,9 @@ class DeviceMismatchError(LtcError):
 class GroupError(LtcError):
     """A collective on tensors of the device that its process group cannot run.
 
-    When: the group was made for other devices than ltc, it was destroyed before the collective ran, or the collective
-    has no recorded form (sparse tensors, `PREMUL_SUM`, `recv()` from any rank). What to do: make the group with
-    `init_process_group("ltc")` or `"cpu:gloo,ltc:ltc"`, and do what the message says.
+    When: the group was made for other devices than ltc, it was destroyed before the collective ran, another rank died
+    or does not come, or the collective has no recorded form (sparse tensors, `PREMUL_SUM`, `recv()` from any rank).
+    What to do: make the group with `init_process_group("ltc")` or `"cpu:gloo,ltc:ltc"`, and do what the message says.
     """
 
 

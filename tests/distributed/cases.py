@@ -95,7 +95,7 @@ def _ddp(training: Training, accumulate: int = 1, **options: Any) -> Callable[[s
     return case
 
 
-def _whole(model: nn.Module) -> Result:
+def whole(model: nn.Module) -> Result:
     """Parameters and buffers, put together where they are sharded."""
     found = {}
     for name, value in model.state_dict().items():
@@ -114,7 +114,7 @@ def shard(model: nn.Module, device: str) -> nn.Module:
 def _sharded(training: Training) -> Callable[[str], Result]:
     def case(device: str) -> Result:
         model, result = train(training, device, lambda plain: shard(plain, device))
-        return {**result, **_whole(model)}
+        return {**result, **whole(model)}
 
     return case
 
@@ -131,7 +131,7 @@ def _tensor_parallel(training: Training, plan: dict[str, Any]) -> Callable[[str]
     def case(device: str) -> Result:
         mesh = init_device_mesh(device, (dist.get_world_size(),))
         model, result = train(training, device, lambda plain: parallelize_module(plain, mesh, plan), same_data=True)
-        return {**result, **_whole(model)}
+        return {**result, **whole(model)}
 
     return case
 

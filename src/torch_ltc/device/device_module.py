@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from torch_ltc.config import settings
+from torch_ltc.config import Origin, local_rank, settings
 from torch_ltc.errors import DeviceMismatchError
 from torch_ltc.events import SyncReason
 from torch_ltc.execute.executor import NOTHING, executor
@@ -61,8 +61,30 @@ def current_device() -> int:
 
 
 def set_device(device: _Device) -> None:
-    """Accepts the one device there is."""
-    _check(device)
+    """Choose the GPU that `ltc:0` of this process is, by its number; on the CPU there is nothing to choose.
+
+    Under `torchrun` it is that of the local rank from the start. It can be chosen as long as nothing is on the device.
+    """
+    if settings.device_type == "cpu" or not isinstance(device, int) or not 0 < device < torch.cuda.device_count():
+        _check(device)
+    elif device != settings.device_ordinal:
+        if memory.current_bytes or not recorder.empty:
+            raise DeviceMismatchError(
+                f"there are tensors on the GPU {settings.device_ordinal} already: a process has one device, ltc:0",
+                hint="call set_device before the first tensor is made, or start a process for each GPU with torchrun",
+            )
+        settings.device_ordinal = device
+
+
+def _follow_local_rank() -> None:
+    """Of several processes on a machine each takes a GPU of its own, unless a setting says which."""
+    rank = local_rank()
+    if settings.device_type != "cpu" and rank is not None and settings.origin("device_ordinal") is Origin.DEFAULT:
+        settings.device_ordinal = rank % max(torch.cuda.device_count(), 1)
+
+
+settings.watch("device_type", _follow_local_rank)
+_follow_local_rank()
 
 
 def get_device_name(device: _Device = None) -> str:
@@ -260,8 +282,8 @@ def reset_accumulated_memory_stats(device: _Device = None) -> None:
 
 
 class Event:
-    """A point of the program. One with `enable_timing` ends the pending program where it is recorded, and takes the
-    time when that has run."""
+    """A point of the program. With `enable_timing` it ends the pending program where it is recorded, and takes the time
+    when that has run."""
 
     def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> None:
         self.device = torch.device("ltc", 0)

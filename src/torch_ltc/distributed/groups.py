@@ -11,7 +11,14 @@ import torch.distributed as dist
 
 from torch_ltc.config import settings
 from torch_ltc.errors import GroupError
-from torch_ltc.pytorch.distributed import ProcessGroup, backend_of, make_group, make_nccl
+from torch_ltc.pytorch.distributed import (
+    ProcessGroup,
+    backend_of,
+    group_store,
+    make_group,
+    make_nccl,
+    timeout_of,
+)
 from torch_ltc.record.call_site import current_source
 
 _HINT = 'init_process_group("ltc"), or "cpu:gloo,ltc:ltc" for tensors of the CPU too'
@@ -65,6 +72,12 @@ class Groups:
     def members(self) -> list[tuple[str, ProcessGroup]]:
         """All groups that a collective was recorded on, with their names."""
         return [(name, pair.physical) for name, pair in self._pairs.items()]
+
+    def make_side_group(self, name: str) -> Any:
+        """A gloo backend between the same ranks, for small data of the host. All of them must ask for it."""
+        group = self._pairs[name].group
+        store = dist.PrefixStore(f"ltc side of {name}", group_store(group))
+        return dist.ProcessGroupGloo(store, group.rank(), group.size(), timeout=timeout_of(backend_of(group)))
 
     def forget(self, group: ProcessGroup | None) -> None:
         """Let go of a group, or of all."""

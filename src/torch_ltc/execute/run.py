@@ -20,6 +20,7 @@ from torch_ltc.errors import BackendError, ExecutionError, LtcError
 from torch_ltc.events import ExecuteEvent, RefusalEvent, emit
 from torch_ltc.execute.capture import Capture, graphs_of
 from torch_ltc.execute.choice import Choice, choice_of, wait_for_device
+from torch_ltc.hooks import Hook
 from torch_ltc.lowering.functional_computation import Memory
 from torch_ltc.lowering.interface import Arguments, Computation, FunctionComputation, Outcome
 from torch_ltc.lowering.lower import Executable
@@ -31,6 +32,10 @@ from torch_ltc.record.buffer import Buffer
 
 # What fails at no particular call.
 _ANYWHERE = (BackendError, FunctionComputation)
+
+before_collectives = Hook[[CachedProgram], None](
+    "before collectives", "before a program that talks to other ranks runs, on the worker"
+)
 
 
 def execute_entry(
@@ -44,6 +49,8 @@ def execute_entry(
     either. `tell` gets the event that says so. `previous` are the outputs of its last execution, None
     where it must not be captured."""
     entry.runs += 1
+    if entry.collective:
+        before_collectives(entry)
     # Checks run a program a second time, which other ranks would not.
     if entry.collective or (policy.check == "off" and not policy.repro_dir):
         if policy.measures:

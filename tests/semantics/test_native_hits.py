@@ -72,7 +72,7 @@ def test_a_known_call_is_recorded_without_python() -> None:
     def step() -> torch.Tensor:
         return ((x + x) * 3).relu()
 
-    assert steady(step) == 2
+    assert steady(step) == 3
     assert step().tolist() == [6.0] * 4
 
 
@@ -83,7 +83,7 @@ def test_hits_are_counted_as_a_metric() -> None:
     before = metrics.counter_value("NativeHits") or 0
     y = (x + x) * 3 - 1
     torch_ltc.sync(wait=True)
-    assert (metrics.counter_value("NativeHits") or 0) - before == 2
+    assert (metrics.counter_value("NativeHits") or 0) - before == 3
     assert y.tolist() == [5.0] * 4
 
 
@@ -97,7 +97,7 @@ def test_inputs_views_and_writes_are_hits() -> None:
         made.view(2, 3).t().add_(y)
         return made[1:4]
 
-    assert steady(step) == 4
+    assert steady(step) == 5
     assert step().tolist() == [2.0, 3.0, 4.0]
 
 
@@ -109,7 +109,7 @@ def test_numbers_are_inputs_and_may_change() -> None:
         assert y.tolist() == [rate + 2.0 * rate] * 3
     hits()
     y = (x + 0).mul(0.5).add(2, alpha=7)
-    assert hits() == 2
+    assert hits() == 3
     assert y.tolist() == [14.5] * 3
 
 
@@ -136,7 +136,7 @@ def test_several_ways_on_are_all_hits() -> None:
             made = step(way)
             found = hits()
             del made
-    assert found == 1
+    assert found == 2
 
 
 @recorded_natively
@@ -168,7 +168,7 @@ def test_copies_on_the_device_and_indices_are_hits() -> None:
         made.copy_(x)
         return made[rows], made.to(torch.float64)
 
-    assert steady(step) == 3
+    assert steady(step) == 4
     picked, wide = step()
     assert picked.tolist() == [2.0, 0.0]
     assert wide.dtype is torch.float64
@@ -270,7 +270,8 @@ def test_autograd_adds_up_in_place_as_when_python_records() -> None:
             assert x.grad.tolist() == [5.0] * 3
     finally:
         stop()
-    assert len(set(programs)) == len(programs) / 5
+    # The first round is Python's, and so is the second.
+    assert programs[2:] == programs[2:4] * 4
 
 
 @recorded_natively

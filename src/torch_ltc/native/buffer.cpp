@@ -24,7 +24,7 @@ void end_of_storage(void* context) {
   auto* buffer = static_cast<Buffer*>(context);
   auto held = BufferPtr::reclaim(buffer);
   // At the end of the process other threads do not get the GIL any more: what is left then is not freed.
-  if (buffer->holders.fetch_sub(1) == 1 && held->python.load() != nullptr && (PyGILState_Check() || !is_ending())) {
+  if (buffer->holders.fetch_sub(1) == 1 && buffer->python.load() != nullptr && (PyGILState_Check() || !is_ending())) {
     PyGILState_STATE state = PyGILState_Ensure();
     release_python(*buffer);
     PyGILState_Release(state);

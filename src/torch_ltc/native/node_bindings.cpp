@@ -28,6 +28,9 @@ c10::IValue number_value(py::handle value) {
 
 namespace {
 
+// Each is compared with a call, one after the other.
+constexpr size_t kMostChildren = 16;
+
 Number number_type(py::handle type) {
   if (type.ptr() == reinterpret_cast<PyObject*>(&PyBool_Type)) {
     return Number::Bool;
@@ -201,6 +204,9 @@ void bind_nodes(py::module_& module) {
             if (at != children.end()) {
               std::rotate(children.begin(), at, at + 1);
             } else {
+              if (children.size() == kMostChildren) {
+                children.pop_back();
+              }
               children.insert(children.begin(), child);
             }
           })

@@ -4,6 +4,8 @@
 
 #include <c10/core/TensorImpl.h>
 
+#include "native.h"
+
 namespace torch_ltc {
 
 // The tensors of a call in argument order, lists opened, with their places in the key; and its run-time numbers.
@@ -277,20 +279,31 @@ void Recorder::results(const Node& node, const Operands& found, Values& into) {
   }
 }
 
-bool Recorder::note(const Node& node) const {
+// What Python is told of a call before it is taken; false when that fails: then Python does the call, and meets what is
+// wrong.
+bool Recorder::told(const Operator& op, const Node& node) const {
+  if (started != 0 && !op.located) {
+    return true;
+  }
   if (!Py_IsInitialized()) {
     return false;
   }
-  PyGILState_STATE state = PyGILState_Ensure();
-  PyObject* noted = PyObject_CallOneArg(note_line, node.python);
-  if (noted == nullptr) {
-    // Python does the call, and meets what is wrong.
-    PyErr_Clear();
+  const py::gil_scoped_acquire gil;
+  try {
+    if (started == 0) {
+      py::handle{begin}();
+    }
+    if (op.located) {
+      py::handle{note_line}(py::handle{node.python});
+    }
+    return true;
+  } catch (py::error_already_set& error) {
+    if (error.matches(PyExc_KeyboardInterrupt)) {
+      // For later: a call that is being recorded is not to be left half way.
+      PyErr_SetInterrupt();
+    }
+    return false;
   }
-  const bool done = noted != nullptr;
-  Py_XDECREF(noted);
-  PyGILState_Release(state);
-  return done;
 }
 
 bool Recorder::hit(Operator& op, const c10::IValue* arguments, Values* returned) {
@@ -306,7 +319,7 @@ bool Recorder::hit(Operator& op, const c10::IValue* arguments, Values* returned)
     }
   }
   const bool made_unseen = taken != nullptr && returned == nullptr && taken->made != 0;
-  if (taken == nullptr || made_unseen || (op.located && !note(*taken))) {
+  if (taken == nullptr || made_unseen || !told(op, *taken)) {
     ++op.misses;
     return false;
   }

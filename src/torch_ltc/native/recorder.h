@@ -34,7 +34,11 @@ class Recorder {
   std::vector<Input> inputs;
   std::vector<c10::IValue> scalars;
   uint64_t hits = 0;
-  // Called with the GIL and the node of Python, to note the line of a call that may fail.
+  // When the first call of the pending program was recorded, in seconds; 0 before that.
+  double started = 0;
+  // Called with the GIL: at the first call of a program; and with the node of Python, to note the line of a call that
+  // may fail.
+  PyObject* begin = nullptr;
   PyObject* note_line = nullptr;
 
   // Record the call; false when Python must do it. A call that returns what it writes, or nothing, needs no `returned`.
@@ -58,7 +62,7 @@ class Recorder {
   bool fits(const Node& node, const c10::IValue* arguments, Operands& found) const;
   BufferPtr& add_buffer();
   at::Tensor make(const Result& result, int64_t& number, const Operands& found, const Tensors& made);
-  bool note(const Node& node) const;
+  bool told(const Operator& op, const Node& node) const;
   void results(const Node& node, const Operands& found, Values& into);
 };
 

@@ -116,6 +116,8 @@ void bind_recorder(py::module_& module) {
             self.scalars.clear();
             self.release_buffers();
           })
+      .def_readwrite("started", &Recorder::started)
+      .def("set_begin", [](Recorder& self, py::object call) { self.begin = call.release().ptr(); })
       .def("set_note_line", [](Recorder& self, py::object call) { self.note_line = call.release().ptr(); })
       .def("take_hits", [](Recorder& self) { return std::exchange(self.hits, 0); });
 }

@@ -94,7 +94,7 @@ struct Typed<Result(Parameters...)> {
         return std::get<0>(std::tie(parameters...));
       }
     } else {
-      constexpr std::make_index_sequence<Count<Result>::value> places;
+      constexpr std::make_index_sequence<Count<Result>::value> places{};
       Values returned;
       if (hit(&returned, parameters...)) {
         return taken(returned.data(), static_cast<Result*>(nullptr), places);

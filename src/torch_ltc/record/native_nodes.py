@@ -66,8 +66,9 @@ def link_input(parent: Node, child: Node, index: int, spec: Spec) -> None:
 
 
 def _expect(parent: Node, child: Node) -> None:
-    # Nothing is expected after the root: the first call of a program is timed, in Python.
-    if parent.parent is not None and parent.native is not None and child.native.described:
+    if parent.parent is None and parent.native is None:
+        parent.native = native.Node(parent)
+    if parent.native is not None and child.native.described:
         parent.native.expect(child.native)
 
 

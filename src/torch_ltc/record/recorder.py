@@ -125,7 +125,6 @@ class Recorder(_State):
         *(("lock",) if native is None else ()),
         "tree",
         "numbers",
-        "started",
         "bound",
         "lines",
         "path_values",
@@ -351,7 +350,7 @@ class Recorder(_State):
     def step(self, child: Node) -> int:
         """Move to `child`, whose values are numbered from the returned number on."""
         if not self.started:
-            self._begin()
+            self.begin()
         # No call between these: an interrupt cannot leave one done and the other not.
         number = self.count
         self.node = child
@@ -412,10 +411,10 @@ class Recorder(_State):
         if child is None:
             child = self._extend(key, operator, values)
         if not self.started:
-            self._begin()
+            self.begin()
         return child
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
         """The first call of a program."""
         self.started = time.perf_counter()
         self.forward.begin()
@@ -560,6 +559,7 @@ class Recorder(_State):
 
 recorder = Recorder()
 recorder.set_note_line(recorder.note_line)
+recorder.set_begin(recorder.begin)
 settings.watch("device_type", recorder.templates.clear)
 # The child finds the lock free, and nothing half recorded.
 os.register_at_fork(

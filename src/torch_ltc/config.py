@@ -184,6 +184,14 @@ SETTINGS: Mapping[str, Setting] = {
             minimum=0,
         ),
         Setting(
+            "rank_check",
+            1,
+            "LTC_RANK_CHECK",
+            "How often the ranks of a process group compare the collectives that they are about to run: before every "
+            "so many programs that have some; ranks that differ raise. 0: never.",
+            minimum=0,
+        ),
+        Setting(
             "fallback",
             "warn",
             "LTC_FALLBACK",
@@ -342,6 +350,7 @@ class Settings:
     device_ordinal: int
     cuda_graphs: Literal["auto", "always", "off"]
     graph_bytes: int
+    rank_check: int
     fallback: Literal["allow", "warn", "error"]
     force_fallback: str
     sync_after_optimizer: bool
@@ -363,11 +372,15 @@ class Settings:
     save_tensors_file: str
     save_tensors_format: Literal["text", "dot", "backend"]
 
+    # Counted, so that what depends on settings can tell whether one may have changed.
+    assignments: int
+
     _origins: dict[str, Origin]
     _changed: dict[str, Hook[[], None]]
 
     def __init__(self) -> None:
         """Read the environment; raises SettingError when a variable holds a value that cannot be."""
+        object.__setattr__(self, "assignments", 0)
         object.__setattr__(self, "_origins", {})
         changed = {name: Hook[[], None](name, "when the setting is assigned", listed=False) for name in SETTINGS}
         object.__setattr__(self, "_changed", changed)
@@ -446,11 +459,13 @@ class Settings:
     def _put(self, name: str, value: object, origin: Origin) -> None:
         before = (getattr(self, name, None), self._origins.get(name, origin))
         object.__setattr__(self, name, value)
+        object.__setattr__(self, "assignments", self.assignments + 1)
         self._origins[name] = origin
         try:
             self._changed[name]()
         except Exception:
             object.__setattr__(self, name, before[0])
+            object.__setattr__(self, "assignments", self.assignments + 1)
             self._origins[name] = before[1]
             raise
 
@@ -492,6 +507,12 @@ def _user_folder(caches: str | None, home: str | None) -> str:
 def foreign_variable(name: str) -> str:
     """A variable of another package's; empty when it is not set."""
     return os.environ.get(name, "")
+
+
+def local_rank() -> int | None:
+    """The number of this process among those of its machine, where `torchrun` started it."""
+    text = os.environ.get("LOCAL_RANK", "")
+    return int(text) if text.isdigit() else None
 
 
 def own_variables() -> dict[str, str]:

@@ -46,6 +46,9 @@ class ProgramForm:
     runs: int = 0
     tries: int = 0
     least_s: float = float("inf")
+    # The same with the worker's own part of it counted twice: on a device that computes beside the host, that part is
+    # taken from the thread that records.
+    least_cost_s: float = float("inf")
 
     @property
     def name(self) -> str:
@@ -65,7 +68,7 @@ class ProgramForm:
     def begin(self) -> None:
         """Measure anew."""
         self.runs = self.tries = 0
-        self.least_s = float("inf")
+        self.least_s = self.least_cost_s = float("inf")
 
     def note(self, event: ExecuteEvent) -> None:
         """Count a run that was to be in this form."""
@@ -75,6 +78,7 @@ class ProgramForm:
         self.runs += 1
         if self.runs > _UNTIMED:
             self.least_s = min(self.least_s, event.duration_s)
+            self.least_cost_s = min(self.least_cost_s, event.duration_s + event.host_s)
 
 
 class Choice:
@@ -91,6 +95,11 @@ class Choice:
         self._late: list[ProgramForm] = []
         self._tries = 0
         self._last = self._forms[0]
+
+    @property
+    def settled(self) -> bool:
+        """True when a form is kept, and no other one is awaited."""
+        return self.kept is not None and not self._measured and not self._late
 
     def next(self, entry: CachedProgram, arguments: Arguments, policy: TierPolicy) -> tuple[ProgramForm, bool]:
         """The form of the next execution, and True if it is measured."""
@@ -181,8 +190,8 @@ class Choice:
         if not timed:
             self.kept = self.kept or self._forms[0]
             return
-        least = min(form.least_s for form in timed)
-        self.kept = next(form for form in reversed(timed) if form.least_s <= least * _EQUAL)
+        least = min(form.least_cost_s for form in timed)
+        self.kept = next(form for form in reversed(timed) if form.least_cost_s <= least * _EQUAL)
         self.measurements += 1
         if entry.shared is not None:
             entry.shared.choice = (self.key, self.kept.name)

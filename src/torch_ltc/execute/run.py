@@ -12,14 +12,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch_ltc.compile.hooks import Failure, Run, backend_failed, running, with_hooks
-from torch_ltc.compile.program_cache import CachedProgram
+from torch_ltc.compile.program_cache import CachedProgram, executables
 from torch_ltc.compile.specialization_cache import specializations
 from torch_ltc.compile.tier_policy import TierPolicy, select_executable
 from torch_ltc.deferred import deferred
 from torch_ltc.errors import BackendError, ExecutionError, LtcError
 from torch_ltc.events import ExecuteEvent, RefusalEvent, emit
 from torch_ltc.execute.capture import Capture, graphs_of
-from torch_ltc.execute.choice import choice_of, wait_for_device
+from torch_ltc.execute.choice import Choice, choice_of, wait_for_device
+from torch_ltc.hooks import Hook
 from torch_ltc.lowering.functional_computation import Memory
 from torch_ltc.lowering.interface import Arguments, Computation, FunctionComputation, Outcome
 from torch_ltc.lowering.lower import Executable
@@ -31,6 +32,10 @@ from torch_ltc.record.buffer import Buffer
 
 # What fails at no particular call.
 _ANYWHERE = (BackendError, FunctionComputation)
+
+before_collectives = Hook[[CachedProgram], None](
+    "before collectives", "before a program that talks to other ranks runs, on the worker"
+)
 
 
 def execute_entry(
@@ -44,7 +49,10 @@ def execute_entry(
     either. `tell` gets the event that says so. `previous` are the outputs of its last execution, None
     where it must not be captured."""
     entry.runs += 1
-    if policy.check == "off" and not policy.repro_dir:
+    if entry.collective:
+        before_collectives(entry)
+    # Checks run a program a second time, which other ranks would not.
+    if entry.collective or (policy.check == "off" and not policy.repro_dir):
         if policy.measures:
             return _execute_chosen(entry, arguments, policy, tell, previous)
         return _execute(entry, select_executable(entry, arguments, policy), arguments, policy, tell, previous)
@@ -52,6 +60,50 @@ def execute_entry(
     with running(run):
         run.executable = executable = select_executable(entry, arguments, policy)
         return with_hooks(run, lambda: _execute(entry, executable, arguments, policy, tell))
+
+
+def settled_run(
+    entry: CachedProgram, numbers: Sequence[object], policy: TierPolicy
+) -> tuple[TierPolicy, Executable | None] | None:
+    """How the next run of the program with these numbers will be, the policy and the executable, where that is certain:
+    it is on the CPU, and nothing is compiled, measured or checked. Else None."""
+    device = entry.program.device
+    if device.type != "cpu" or policy.check != "off" or policy.repro_dir:
+        return None
+    if policy.captures != "off" and graphs_of(device) is not None:
+        return None
+    if policy.measures:
+        choice: Choice | None = entry.choice
+        if choice is None or not choice.settled:
+            return None
+        assert choice.kept is not None
+        policy = policy.on(choice.kept.backend, choice.kept.captured)
+    backend = policy.backend
+    if backend is registry.reference or (entry.single and not policy.waits):
+        return policy, None
+    executable = entry.compiled if entry.backend is backend else None
+    if executable is None or not executable.proven or executable.dropped:
+        return None
+    fits = not numbers or (executable.fits(numbers) and executable.computation.accepts(numbers))
+    return (policy, executable) if fits else None
+
+
+def execute_settled(
+    entry: CachedProgram, arguments: Arguments, policy: TierPolicy, executable: Executable | None
+) -> tuple[Outcome, ExecuteEvent]:
+    """Run a program on inputs that are all there, as `settled_run` said; the event is not told yet."""
+    entry.runs += 1
+    if executable is not None:
+        executables.touch(entry)
+    used = registry.reference if executable is None else policy.backend
+    began = time.perf_counter()
+    with span("run", entry.program.identity, used.name):
+        if executable is None:
+            outcome = _run_reference(entry, arguments)
+        else:
+            outcome = _run_compiled(entry, executable, arguments, policy)
+    took_s = time.perf_counter() - began
+    return outcome, ExecuteEvent(entry.program.identity, used.name, took_s, bool(outcome.failures))
 
 
 def _execute_chosen(
@@ -88,7 +140,7 @@ def _execute(
     if measured:
         wait_for_device(arguments.device)
     used = registry.reference if executable is None else policy.backend
-    began = time.perf_counter()
+    began = launched = time.perf_counter()
     failed, captured = True, False
     try:
         with span("run", entry.program.identity, used.name):
@@ -105,10 +157,12 @@ def _execute(
             else:
                 outcome = _run_compiled(entry, executable, arguments, policy)
         failed = bool(outcome.failures)
+        launched = time.perf_counter()
         if measured:
             wait_for_device(arguments.device)
     finally:
-        tell(ExecuteEvent(entry.program.identity, used.name, time.perf_counter() - began, failed, captured))
+        took_s = time.perf_counter() - began
+        tell(ExecuteEvent(entry.program.identity, used.name, took_s, failed, captured, launched - began))
     return outcome
 
 
@@ -163,6 +217,9 @@ def _run_compiled(entry: CachedProgram, executable: Executable, arguments: Argum
         if is_out_of_memory(error):
             # Any call may have run out of memory, also after writes that were not saved: nothing can be repeated.
             raise
+        if entry.collective:
+            # Other ranks have taken part in what has run, and will not do so again.
+            raise _failure(entry, policy, error) from error
         spoiled = executable.proven and not (saved.everything or computation.keeps_inputs)
         # A plain function may fail anywhere; a computation of its own kind, where a call may fail.
         if spoiled and isinstance(error if isinstance(error, BackendError) else computation, _ANYWHERE):
@@ -232,17 +289,27 @@ class _Saved:
     """The data that a run may spoil: before the first run of a compiled program all that it writes to, later what it
     writes to before a call that may fail."""
 
+    __slots__ = ("_positions", "_written", "_storages", "_values", "_generator", "_state")
+
     def __init__(self, entry: CachedProgram, executable: Executable, arguments: Arguments) -> None:
         chosen = executable.computation.restored
         positions = entry.restored if chosen is None else chosen
+        self._written = entry.written_positions
         if not executable.proven and not executable.computation.keeps_inputs:
-            positions = entry.written_positions
-        self.everything = set(positions) >= set(entry.written_positions)
-        tensors: list[Any] = [arguments.tensor(position) for position in positions]
-        self._storages = [tensor.untyped_storage() for tensor in tensors]
+            positions = self._written
+        self._positions = positions
+        self._storages: list[Any] = []
+        if positions:
+            tensors: list[Any] = [arguments.tensor(position) for position in positions]
+            self._storages = [tensor.untyped_storage() for tensor in tensors]
         self._values = [storage.clone() for storage in self._storages]
         self._generator = arguments.generator if entry.program.random else None
         self._state = self._generator.get_state() if self._generator is not None else None
+
+    @property
+    def everything(self) -> bool:
+        """True when all that the program writes to is saved."""
+        return set(self._positions) >= set(self._written)
 
     def restore(self) -> None:
         """Put it back."""

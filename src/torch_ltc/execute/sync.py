@@ -6,7 +6,6 @@ place.
 
 from __future__ import annotations
 
-import operator
 import time
 import weakref
 from collections.abc import Callable
@@ -28,6 +27,7 @@ from torch_ltc.events import (
     emit,
     has_listeners,
 )
+from torch_ltc.execute.buffer_passes import plain_data
 from torch_ltc.execute.capture import graphs_of
 from torch_ltc.execute.executor import Uses, executor
 from torch_ltc.execute.memory import Maker, add_holdings, add_largest, memory
@@ -52,8 +52,6 @@ Result = TypeVar("Result")
 # Bounds on interned specs, and on programs that differ only in their live outputs.
 _MOST_SPECS = 200_000
 _MOST_LIVE_SETS = 16
-_PLAIN = frozenset((torch.Tensor,))
-_data, _error, _spec = operator.attrgetter("data"), operator.attrgetter("error"), operator.attrgetter("spec")
 
 program_synced = Hook[[CachedProgram], None]("program synced", "after a program was queued, on the user's thread")
 
@@ -147,13 +145,6 @@ def _queue(
         buffer.maker = origin
 
 
-def replay(entry: CachedProgram, inputs: list[Buffer], scalars: list[object], outputs: list[Buffer]) -> None:
-    """Queue a known program on these buffers and numbers, without recording it."""
-    began = time.perf_counter()
-    cut(SyncReason.JIT, then=lambda: _queue(entry, inputs, scalars, {}, outputs))
-    _tell(entry, SyncReason.JIT, True, len(outputs), 0.0, began)
-
-
 def _previous_outputs(entry: CachedProgram, outputs: list[Buffer], policy: TierPolicy) -> list[weakref.ref[Buffer]]:
     """Outputs of the program's last execution, which a captured program would write over. Those that are outputs again
     are meant to be."""
@@ -232,10 +223,12 @@ def _run(
         deferred.add_error(add_holdings(failure))
     memory.run += 1
     made: list[tuple[Buffer, Maker]] = []
-    for buffer, result, maker in zip(outputs, outcome.results, entry.makers, strict=True):
+    # Most outputs of a captured program lie where they lay.
+    results = zip(outputs, outcome.results, entry.makers, strict=True)
+    for buffer, result, maker in [item for item in results if item[0].data is not item[1]]:
         if isinstance(result, LtcError):
             buffer.error = remembered(result)
-        elif buffer.data is not result:
+        else:
             buffer.data = result
             buffer.error = None
             made.append((buffer, maker))
@@ -259,16 +252,9 @@ def _arguments(
     entry: CachedProgram, inputs: list[Buffer], scalars: list[object], lines: dict[int, Source]
 ) -> Arguments:
     device = physical_device()
-    buffers = [inputs[position] for position in entry.input_buffers]
-    held: list[Held] = list(map(_data, buffers))
-    plain = (
-        _PLAIN.issuperset(map(type, held))
-        and not any(map(_error, buffers))
-        and all(map(operator.is_, map(_spec, buffers), entry.input_specs))
-    )
-    if not plain:
-        held = _held(entry.program, inputs, device)
-    return Arguments(held, scalars, device_random.generator, device, lines, replaceable=True, plain=plain)
+    tensors = plain_data(entry, inputs)
+    held: list[Held] = _held(entry.program, inputs, device) if tensors is None else tensors
+    return Arguments(held, scalars, device_random.generator, device, lines, replaceable=True, plain=tensors is not None)
 
 
 def _held(program: Program, inputs: list[Buffer], device: torch.device) -> list[Held]:

@@ -67,6 +67,10 @@ _CPU_OPERANDS = frozenset(
         "aten::_foreach_addcmul_.Tensor",
     }
 )
+# Operators that take integers from the CPU, which is what indices are.
+_CPU_INDICES = frozenset(
+    f"aten::index_fill{written}.int_{value}" for written in ("", "_") for value in ("Scalar", "Tensor")
+)
 # How many values of an operator's run-time numbers are checked against its meta kernel before they are trusted.
 _CHECKED_SCALARS = 8
 
@@ -77,7 +81,7 @@ _CONJ = Operator(aten._conj.default)
 _NEG_VIEW = Operator(aten._neg_view.default)
 _EMPTY = Operator(aten.empty_strided.default)
 _DEVICE = torch.device("cpu")
-# As native/recorder_bindings.cpp says it of what is no tensor of the device.
+# As native/buffer_bindings.cpp says it of what is no tensor of the device.
 _NO_BUFFER = -2
 
 
@@ -329,7 +333,8 @@ class Recorder(_State):
 
     def _foreign(self, tensor: torch.Tensor, operator: Operator | None) -> int:
         """A CPU tensor among lazy ones: a zero-dimensional one, or an index, is uploaded as it is now."""
-        allowed = tensor.dim() == 0 or (operator is not None and operator.name in _CPU_OPERANDS)
+        name = operator.name if operator is not None else ""
+        allowed = tensor.dim() == 0 or name in _CPU_OPERANDS or (tensor.dtype is torch.int64 and name in _CPU_INDICES)
         if tensor.device.type != "cpu" or not allowed:
             raise device_mismatch(tensor, operator)
         return self._input(*self.adopt(tensor)) - self.base

@@ -16,6 +16,7 @@ from tests.semantics.support import LONG_S
 from torch_ltc import events
 from torch_ltc.config import settings
 from torch_ltc.errors import LtcError
+from torch_ltc.execute import replay
 from torch_ltc.execute.executor import executor
 
 
@@ -39,8 +40,9 @@ def warm(step: Callable[..., Any], *args: Any) -> None:
 
 
 @pytest.fixture(params=("interpreter", "torchscript", "auto"), autouse=True)
-def backend(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Each backend, compiled before its first run."""
+def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Each backend, compiled before its first run; whatever runs is short, on a slow machine, too."""
+    monkeypatch.setattr(replay, "_SHORT_S", LONG_S)
     with settings.scope(backend=request.param, tiers="blocking"):
         yield
 

@@ -15,6 +15,7 @@ from torch_ltc import events
 from torch_ltc.config import settings
 from torch_ltc.errors import CompileError
 from torch_ltc.lowering.decomposition_tables import core_aten, only_ours
+from torch_ltc.lowering.functional_computation import _number_tensors
 from torch_ltc.lowering.functionalize import functionalize
 from torch_ltc.program.instruction import ReturnKind
 from torch_ltc.program.text import program_text
@@ -159,3 +160,16 @@ def test_addmm_and_addmv_broadcast_without_an_expand_on_every_version() -> None:
         assert "aten::expand" not in {call.name for call in form.program.calls}
         [result] = run_functional(form.program, given)
         torch.testing.assert_close(result, function(*given))
+
+
+def test_equal_numbers_share_a_tensor_and_zeros_keep_their_signs() -> None:
+    scalars = [0.5, 0.5, 0.0, -0.0, 2, 2.0, float("nan"), True]
+    numbers = [(10 + slot, slot, torch.float32) for slot in range(len(scalars))]
+    made = _number_tensors([*numbers, (30, 0, torch.float64)], scalars)
+    assert made[10] is made[11]
+    assert made[14] is made[15]
+    assert made[30].dtype is torch.float64
+    for number, slot, _ in numbers:
+        expected = torch.tensor(scalars[slot], dtype=torch.float32)
+        torch.testing.assert_close(made[number], expected, rtol=0, atol=0, equal_nan=True)
+        assert made[number].signbit() == expected.signbit()

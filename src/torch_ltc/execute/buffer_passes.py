@@ -39,7 +39,7 @@ def plain_data(entry: CachedProgram, buffers: list[Buffer]) -> list[Any] | None:
 def set_jobs(buffers: list[Buffer], job: Any) -> None:
     """The job that defines these buffers, or writes to them."""
     if extension is not None:
-        extension.set_attribute(buffers, "job", job)
+        extension.set_attributes(buffers, "job", [job] * len(buffers))
         return
     for buffer in buffers:
         buffer.job = job

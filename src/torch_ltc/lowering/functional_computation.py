@@ -44,6 +44,43 @@ class CompiledPart:
         return self if bind is None else replace(self, function=bind(symbols))
 
 
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """Where a computation of one function alone finds what: positions among the program's inputs, those among the
+    function's, and, among its results, those of outputs and of updated inputs."""
+
+    inputs: list[int]
+    takes: list[int]
+    outputs: list[int]
+    updates: list[tuple[int, int]]
+    count: int
+
+    @classmethod
+    def of(cls, functional: Functional, parts: list[CompiledPart]) -> _Places | None:
+        """None for a computation that is more than that."""
+        pure = functional.program
+        if len(parts) != 1 or parts[0].function is None or pure.numbers or any(p.flat for p in functional.parameters):
+            return None
+        given = {instruction.number: place for place, instruction in enumerate(pure.inputs)}
+        made = {number: place for place, number in enumerate(parts[0].gives)}
+        updates = [(update.input, update.number) for update in pure.updates]
+        if not made.keys() >= {*pure.outputs, *[number for _, number in updates]}:
+            return None
+        return cls(
+            [parameter.position for parameter in functional.parameters],
+            [given[number] for number in parts[0].takes],
+            [made[number] for number in pure.outputs],
+            [(place, made[number]) for place, number in updates],
+            len(made),
+        )
+
+    def fit(self, given: list[Any], results: Any) -> bool:
+        """True when these results are to be passed on as they are."""
+        if type(results) is not list or len(results) != self.count:
+            return False
+        return all(results[place] is given[position] for position, place in self.updates)
+
+
 class FunctionalComputation(Computation):
     """A program in functional form. Nothing is written before every part has run, except by a function that returns the
     very tensor it was given: that one has been written in place."""
@@ -67,6 +104,7 @@ class FunctionalComputation(Computation):
         self._inputs = [i.number for i in functional.program.inputs]
         self._expected = _expected(recorded)
         self._numbers = [(i.number, i.slot, i.spec.dtype) for i in self._pure.numbers]
+        self._places = _Places.of(functional, parts)
         fixed, ranges = dict(functional.fixed), number_ranges(recorded)
         self._sound = all(item.holds(fixed[item.slot]) for item in ranges if item.slot in fixed)
         self._ranges = [item for item in ranges if item.slot not in fixed]
@@ -100,14 +138,29 @@ class FunctionalComputation(Computation):
 
     def run(self, arguments: Arguments) -> Outcome:
         """Run the parts, then give outputs and updated inputs their data."""
+        if self._settled and self._places is not None and arguments.plain:
+            held: Sequence[Any] = arguments.held
+            given = [held[position] for position in self._places.inputs]
+            function = self._parts[0].function
+            assert function is not None
+            results = function(*[given[place] for place in self._places.takes])
+            if self._places.fit(given, results):
+                return Outcome([results[place] for place in self._places.outputs])
+            values: dict[int, Any] = dict(zip(self._inputs, given, strict=True))
+            self._take_results(self._parts[0], results, values)
+            return self._finish(given, values, arguments)
         given = [self._given(parameter, arguments) for parameter in self.functional.parameters]
-        values: dict[int, Any] = dict(zip(self._inputs, given, strict=True))
-        for number, slot, dtype in self._numbers:
-            values[number] = torch.tensor(arguments.scalars[slot], dtype=dtype)
+        values = dict(zip(self._inputs, given, strict=True))
+        if self._numbers:
+            values.update(_number_tensors(self._numbers, arguments.scalars))
         for compiled in self._parts:
             self._run_part(compiled, values, arguments)
         if self._settled and all(values[number] is given[position] for position, number in self._updates):
             return Outcome([values[number] for number in self._pure.outputs])
+        return self._finish(given, values, arguments)
+
+    def _finish(self, given: list[Any], values: dict[int, Any], arguments: Arguments) -> Outcome:
+        """Check the results, and give outputs and updated inputs their data."""
         self._check(given, values)
         outcome = self._install(given, values, arguments)
         self._settled = self._repeats and self._passes_on(given, values, outcome)
@@ -133,13 +186,17 @@ class FunctionalComputation(Computation):
             values.update(run_call(part.direct, lambda number: _tensor(values[number]), arguments))
         elif compiled.function is not None:
             given = [values[number] for number in compiled.takes]
-            results = check_count(self._backend, part.program, compiled.function(*given), len(compiled.gives))
-            for result in results:
-                if isinstance(result, BackendData):
-                    self._handles.add(type(result))
-            values.update(zip(compiled.gives, results, strict=True))
+            self._take_results(compiled, compiled.function(*given), values)
         for number in part.dead:
             del values[number]
+
+    def _take_results(self, compiled: CompiledPart, returned: Any, values: dict[int, Any]) -> None:
+        """Add what a function returned to the values."""
+        results = check_count(self._backend, compiled.part.program, returned, len(compiled.gives))
+        for result in results:
+            if isinstance(result, BackendData):
+                self._handles.add(type(result))
+        values.update(zip(compiled.gives, results, strict=True))
 
     def _check(self, given: list[Any], values: dict[int, Any]) -> None:
         """Raise unless every result is what was recorded; nothing has been written yet."""
@@ -171,6 +228,23 @@ class FunctionalComputation(Computation):
         for target, value in copies:
             target.copy_(value)
         return outcome
+
+
+def _number_tensors(numbers: Sequence[tuple[int, int, torch.dtype]], scalars: Sequence[Any]) -> dict[int, torch.Tensor]:
+    """A tensor for each number, by value number. Equal ones share theirs, which nobody writes to: an optimizer has the
+    same few for each of its parameters."""
+    made: dict[int, torch.Tensor] = {}
+    known: dict[tuple[torch.dtype, Any], torch.Tensor] = {}
+    for number, slot, dtype in numbers:
+        value = scalars[slot]
+        tensor = known.get((dtype, value))
+        if tensor is None:
+            tensor = torch.tensor(value, dtype=dtype)
+            # Zeros of both signs are equal.
+            if value and not isinstance(value, complex):
+                known[dtype, value] = tensor
+        made[number] = tensor
+    return made
 
 
 def handles_of(backend: Backend) -> set[type]:

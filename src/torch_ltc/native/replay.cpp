@@ -21,15 +21,8 @@ namespace {
 
 #if PY_VERSION_HEX < 0x030E0000
 constexpr bool kHasVersions = true;
-#if defined(__GNUC__)
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
-#endif
 // A number that changes with every write to the dict.
 uint64_t version_of(PyObject* dict) { return reinterpret_cast<PyDictObject*>(dict)->ma_version_tag; }
-#if defined(__GNUC__)
-#pragma GCC diagnostic pop
-#endif
 #else
 constexpr bool kHasVersions = false;
 uint64_t version_of(PyObject*) { return 0; }
@@ -327,13 +320,22 @@ py::object plain_data(const py::list& buffers, const py::list& positions, const 
   return made;
 }
 
-// Give all of these objects the attribute.
-void set_attribute(const py::list& objects, const py::str& name, const py::object& value) {
-  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(objects.ptr()); ++i) {
-    if (PyObject_SetAttr(PyList_GET_ITEM(objects.ptr(), i), name.ptr(), value.ptr()) != 0) {
-      throw py::error_already_set();
+// Add to tensors on the host that hold one number each, as an optimizer counts its steps; false, and nothing is done,
+// where one of them is of another kind.
+bool count_up(const py::list& tensors, double step) {
+  for (py::handle each : tensors) {
+    const at::Tensor& tensor = tensor_of(each);
+    if (!tensor.is_cpu() || tensor.layout() != at::kStrided || tensor.scalar_type() != at::kFloat ||
+        tensor.numel() != 1 || tensor.is_inference() || tensor.requires_grad()) {
+      return false;
     }
   }
+  for (py::handle each : tensors) {
+    const at::Tensor& tensor = tensor_of(each);
+    *tensor.mutable_data_ptr<float>() += static_cast<float>(step);
+    tensor.unsafeGetTensorImpl()->bump_version();
+  }
+  return true;
 }
 
 // Give each of these objects its own value of the attribute.
@@ -385,7 +387,7 @@ void bind_replay(py::module_& module) {
       .def(py::init<const py::list&, const std::vector<Py_ssize_t>&>())
       .def("same", &Addresses::same);
   module.def("plain_data", &plain_data);
-  module.def("set_attribute", &set_attribute);
+  module.def("count_up", &count_up);
   module.def("set_attributes", &set_attributes);
   module.def("renew", &renew);
 }

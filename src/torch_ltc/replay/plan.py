@@ -19,7 +19,7 @@ from torch_ltc.program.spec import spec_of
 from torch_ltc.pytorch.private import get_gradient, pytree, storage_use_count
 from torch_ltc.record.buffer import Buffer, buffer_of, new_buffer, storage_of
 from torch_ltc.replay.guard import Guard, shape_guard
-from torch_ltc.replay.recorded_call import Argument, Made, RecordedCall, add_steps
+from torch_ltc.replay.recorded_call import Argument, Made, RecordedCall, add_steps, by_step
 
 __all__ = ["Plan"]
 
@@ -45,7 +45,7 @@ class Plan:
         self._flags = _Flags(settled)
         self._places = [(place, made) for place, made in settled.places if not isinstance(place.holder, torch.Tensor)]
         self._counters = settled.counters
-        self._host_tensors = settled.host_tensors
+        self._host_tensors = by_step(settled.host_tensors)
         self._leaves = settled.leaves
         self._rebuild = _rebuilder(settled.result)
         # What the places held then is not kept alive.

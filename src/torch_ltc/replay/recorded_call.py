@@ -10,13 +10,24 @@ import torch
 from torch_ltc.compile.program_cache import CachedProgram
 from torch_ltc.device.registration import alias
 from torch_ltc.device.tensors import new_tensor
+from torch_ltc.native.library import extension
 from torch_ltc.program.spec import Spec, spec_of
 from torch_ltc.pytorch.private import add_to_each, pytree
 from torch_ltc.record.buffer import Buffer, buffer_of
 from torch_ltc.replay.numbers import optimizer_numbers
 from torch_ltc.replay.state import MISSING, Place, State, is_lazy
 
-__all__ = ["Anatomy", "Argument", "Made", "NotReplayable", "RecordedCall", "Unsettled", "add_steps", "named_numbers"]
+__all__ = [
+    "Anatomy",
+    "Argument",
+    "Made",
+    "NotReplayable",
+    "RecordedCall",
+    "Unsettled",
+    "add_steps",
+    "by_step",
+    "named_numbers",
+]
 
 _NUMBERS = (int, float)
 
@@ -37,13 +48,15 @@ class Made:
     spec: Spec
 
     def tensor(self, buffers: list[Buffer], bases: dict[int, torch.Tensor]) -> torch.Tensor:
-        """The tensor on these outputs; `bases` has those that look at a whole one."""
+        """The tensor on these outputs; `bases` has those that look at a whole one, and, under the complement, those of
+        them that were given away."""
+        buffer = buffers[self.output]
         base = bases.get(self.output)
         if base is None:
-            buffer = buffers[self.output]
             base = bases[self.output] = new_tensor(buffer, buffer.spec)
-            if self.spec is buffer.spec:
-                return base
+        if self.spec is buffer.spec and ~self.output not in bases:
+            bases[~self.output] = base
+            return base
         return alias(base, self.spec.size, self.spec.stride, self.spec.offset)
 
 
@@ -131,13 +144,19 @@ def named_numbers(
     return context
 
 
-def add_steps(host_tensors: list[tuple[torch.Tensor, float]]) -> None:
-    """Count up the tensors on the host that a call counts up."""
-    by_step: dict[float, list[torch.Tensor]] = {}
+def by_step(host_tensors: list[tuple[torch.Tensor, float]]) -> dict[float, list[torch.Tensor]]:
+    """The tensors on the host that a call counts up, by how much."""
+    found: dict[float, list[torch.Tensor]] = {}
     for tensor, step in host_tensors:
-        by_step.setdefault(step, []).append(tensor)
-    for step, tensors in by_step.items():
-        add_to_each(tensors, step)
+        found.setdefault(step, []).append(tensor)
+    return found
+
+
+def add_steps(tensors: dict[float, list[torch.Tensor]]) -> None:
+    """Count them up."""
+    for step, counted in tensors.items():
+        if extension is None or not extension.count_up(counted, step):
+            add_to_each(counted, step)
 
 
 def _brief(value: Any) -> str:

@@ -43,8 +43,11 @@ _COMPOSED_ANYWHERE = (
     "new_zeros new_ones rand randn randint randperm normal_functional empty.names to_dense to_sparse to_mkldnn"
 )
 _NOT_OURS = frozenset(f"{_ALIASES_AND_AUTOGRAD} {_COMPOSED_ANYWHERE}".split())
-# Raises an error that depends on which memory is shared, and computes nothing.
-_AT_ONCE = "aten::_test_parallel_materialize"
+# They compute nothing, and raise an error that depends on which memory is shared, or on the indices of a sparse tensor.
+_AT_ONCE = {
+    "aten::_test_parallel_materialize": "it asks for the state of memory",
+    "aten::_validate_compressed_sparse_indices": "it checks data",
+}
 _COMPOSITE = "CompositeImplicitAutograd"
 
 _libraries: list[torch.library.Library] = []
@@ -92,8 +95,8 @@ def kernel_for(op: OpOverload) -> Kernel | None:
     left_out = plain in _NOT_OURS or f"{plain}.{op._overloadname}" in _NOT_OURS
     if left_out and not (_has_out(operator) and has_kernel_for(name, "CPU")):
         return None
-    if name == _AT_ONCE:
-        return eager_kernel(operator, "it asks for the state of memory")
+    if name in _AT_ONCE:
+        return eager_kernel(operator, _AT_ONCE[name])
     if torch.Tag.inplace_view in op.tags:
         return views.inplace_view_kernel(op)
     if operator.random:

@@ -133,7 +133,7 @@ class ExecutionNotImplementedError(ExecutionError, NotImplementedError):
     """
 
 
-class ExecutionLinAlgError(ExecutionError, LinAlgError):
+class ExecutionLinAlgError(ExecutionError, LinAlgError):  # type: ignore[misc]
     """An `ExecutionError` where eager raises a `torch.linalg.LinAlgError`: either class catches it.
 
     When: a matrix is singular, or not positive definite. What to do: as for `ExecutionError`.

@@ -166,6 +166,19 @@ def test_cpu_tensors_without_dimensions_and_cpu_indices_may_mix_as_on_other_devi
     assert torch.where(x > 6, x, torch.tensor(0.0)).sum().item() == 21.0
 
 
+@pytest.mark.parametrize("make", [torch.linspace, torch.logspace])
+def test_ranges_between_tensors_of_the_device_are_made_where_they_are_asked_for(make: Callable[..., Tensor]) -> None:
+    first, last = torch.tensor(1.0), torch.tensor(3.0)
+    for bounds in ((first, last), (first, 3), (1, last)):
+        lazies = [lazy(bound) if isinstance(bound, Tensor) else bound for bound in bounds]
+        assert_same(make(*lazies, steps=3, device="ltc"), make(*bounds, steps=3))
+        made = make(*lazies, steps=3)
+        assert made.device.type == "cpu"
+        assert_same(made, make(*bounds, steps=3))
+    with pytest.raises(RuntimeError, match="only supports 0-dimensional start and end tensors"):
+        make(lazy(torch.ones(1)), 2, steps=3)
+
+
 def test_copying_between_devices_is_allowed_both_ways() -> None:
     x, cpu = torch.zeros(3, device="ltc"), torch.arange(3.0)
     x.copy_(cpu)

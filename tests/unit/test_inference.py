@@ -183,3 +183,8 @@ def test_a_list_of_other_numbers_is_another_pattern() -> None:
     assert len(returns(op, [large, large], [1.0, 2.0])) == 2
     with pytest.raises(NotImplementedError, match="complex"):
         ask(op, [large, large], [1.0, 2j])
+
+
+def test_more_categories_than_multinomial_takes_are_refused() -> None:
+    with pytest.raises(RuntimeError, match="number of categories"):
+        ask(aten.multinomial.default, torch.empty(2**24 + 1), 3)

@@ -172,6 +172,11 @@ def with_derivative(op: Any, *args: Any) -> Any:
     return op._handle.redispatch_boxed(_WITH_DERIVATIVE, *args)
 
 
+def composed_explicitly(op: Any, *args: Any, **kwargs: Any) -> Any:
+    """Run an operator with PyTorch's kernel for all devices, below autograd."""
+    return op._op_dk(DispatchKey.CompositeExplicitAutograd, *args, **kwargs)
+
+
 def composed(op: Any, *args: Any) -> Any:
     """Run a composite operator decomposed, as PyTorch does, derivatives included."""
     return op._op_dk(DispatchKey.CompositeImplicitAutograd, *args)

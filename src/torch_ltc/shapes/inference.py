@@ -71,6 +71,9 @@ _REFUSES_NUMBERS = frozenset(
 # Operators that refuse zeros as data: pivots begin at 1.
 _ONES = frozenset(f"aten::{name}" for name in ("linalg_lu_solve", "lu_solve", "linalg_ldl_solve", "cholesky_inverse"))
 
+# Of `multinomial`.
+_MOST_CATEGORIES = 2**24
+
 _QUANTIZED = frozenset({torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4})
 
 # Operators that may refuse zeros and ones as data.
@@ -274,6 +277,8 @@ def _needs_real_checks(call: ShapeCall) -> bool:
         return True
     if call.name == "aten::embedding" and specs[-1].dtype.is_floating_point:
         # The meta kernel of torch 2.11 takes any indices.
+        return True
+    if call.name == "aten::multinomial" and specs[0].size[-1:] > (_MOST_CATEGORIES,):
         return True
     if call.name in _PRODUCTS and any(spec.dtype is not specs[0].dtype for spec in specs):
         return True

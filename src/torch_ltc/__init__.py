@@ -57,6 +57,7 @@ from torch_ltc.libraries import lightning as _lightning
 from torch_ltc.libraries import safetensors as _safetensors
 from torch_ltc.libraries.choice import use_in_libraries
 from torch_ltc.libraries.export import export_program
+from torch_ltc.libraries.notebook import load_ipython_extension, unload_ipython_extension
 from torch_ltc.lowering.interface import Backend, Form
 from torch_ltc.lowering.registry import registry as _registry
 from torch_ltc.replay.function import JitFunction, jit
@@ -87,6 +88,7 @@ __all__ = [
     "install",
     "ir_cache",
     "jit",
+    "load_ipython_extension",
     "mark_step",
     "metrics",
     "no_sync",
@@ -99,6 +101,7 @@ __all__ = [
     "sync_multi",
     "to_cpu",
     "uninstall",
+    "unload_ipython_extension",
     "use_backend",
     "use_in_libraries",
     "wait_device_ops",

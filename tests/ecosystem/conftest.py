@@ -11,6 +11,8 @@ from tests.ecosystem import support
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--figures", type=Path, metavar="FILE", help="write what the libraries cost to FILE")
+    for name, project in (("--nanogpt", "karpathy/nanoGPT"), ("--examples", "pytorch/examples")):
+        parser.addoption(name, type=Path, metavar="DIR", help=f"run the scripts of {project}, checked out in DIR")
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

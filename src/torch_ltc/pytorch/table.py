@@ -299,6 +299,8 @@ table.add(
     *(Patch(f"{module}.destroy_process_group", "runs what was recorded, and lets go of the physical group",
             "pending collectives fail", _CALLERS, check=takes("group")) for module in (
         "torch.distributed", "torch.distributed.distributed_c10d")),
+    Patch("torch.nn.SyncBatchNorm.forward", "says that its kernels are for GPUs alone", "an error of the dispatcher",
+          _CALLERS, check=takes("self", "input")),
     Patch("torch.autograd.graph._engine_run_backward", _BACKWARD, "an error in a hook ends the process"),
     Patch("torch.autograd._engine_run_backward", _BACKWARD, "an error in a hook ends the process"),
 )

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 import torch_ltc
 from benchmarks.gpu_workloads import VOCABULARY, Decoder
 from torch_ltc.config import settings
-from torch_ltc.execute import capture, sync
+from torch_ltc.execute import capture, replay, sync
 from torch_ltc.replay import function, plan
 
 LAYERS, WIDTH, HEADS, BATCH, LENGTH = 12, 16, 2, 2, 8
@@ -119,8 +119,8 @@ def host(optimizer: str) -> str:
     parts.watch(plan.Plan, "change", "- guards")
     parts.watch(plan.Plan, "run", "- replay")
     parts.watch(plan._BoundGradients, "outputs", "- - gradients that stay")
-    parts.watch(plan, "replay", "- - queue")
-    parts.watch(sync, "_run", "worker: a program")
+    parts.watch(replay.Replayed, "run", "- - queue")
+    parts.watch(replay, "_run", "worker: a program")
     parts.watch(sync, "_arguments", "- inputs")
     parts.watch(capture.Capture, "run", "- graphs")
     for number in range(ROUNDS):

@@ -240,7 +240,7 @@ class Ltc(System):
         self._backend = backend
         self._ltc.use_backend(backend)
         if not capture:
-            self._ltc.settings.cuda_graphs = "off"
+            self._ltc.config.settings.cuda_graphs = "off"
         self._jit = jit
         self._replayed: Any = None
         self._captures = 0

@@ -372,11 +372,15 @@ class Settings:
     save_tensors_file: str
     save_tensors_format: Literal["text", "dot", "backend"]
 
+    # Counted, so that what depends on settings can tell whether one may have changed.
+    assignments: int
+
     _origins: dict[str, Origin]
     _changed: dict[str, Hook[[], None]]
 
     def __init__(self) -> None:
         """Read the environment; raises SettingError when a variable holds a value that cannot be."""
+        object.__setattr__(self, "assignments", 0)
         object.__setattr__(self, "_origins", {})
         changed = {name: Hook[[], None](name, "when the setting is assigned", listed=False) for name in SETTINGS}
         object.__setattr__(self, "_changed", changed)
@@ -455,11 +459,13 @@ class Settings:
     def _put(self, name: str, value: object, origin: Origin) -> None:
         before = (getattr(self, name, None), self._origins.get(name, origin))
         object.__setattr__(self, name, value)
+        object.__setattr__(self, "assignments", self.assignments + 1)
         self._origins[name] = origin
         try:
             self._changed[name]()
         except Exception:
             object.__setattr__(self, name, before[0])
+            object.__setattr__(self, "assignments", self.assignments + 1)
             self._origins[name] = before[1]
             raise
 

@@ -181,8 +181,11 @@ class Block:
 _lock = threading.Lock()
 _counters: dict[str, int] = {}
 _metrics: dict[str, _Metric] = {}
-# Made once: a program has dozens of operations, and they are counted at every sync.
 _op_names: dict[str, str] = {}
+# Programs that were synced since the counters were read, by the identity of what they hold: a program has dozens of
+# operations, and is synced at every step.
+_programs: dict[int, list[Any]] = {}
+_MOST_PROGRAMS = 256
 _resets = 0
 _on_reset = Hook[[], None]("metrics reset", "when the counters are reset")
 
@@ -194,13 +197,27 @@ def count(name: str, n: int = 1) -> None:
 
 
 def count_ops(ops: Mapping[str, int]) -> None:
-    """Add what one program held of each operation, named as "add" or "aten::add", to the counters "lazy::add"."""
+    """Add what one program held of each operation, named as "add" or "aten::add", to the counters "lazy::add". The
+    mapping must not change."""
     with _lock:
+        known = _programs.get(id(ops))
+        if known is not None:
+            known[1] += 1
+            return
+        if len(_programs) >= _MOST_PROGRAMS:
+            _add_ops()
+        _programs[id(ops)] = [ops, 1]
+
+
+def _add_ops() -> None:
+    """Bring the counters up to date, before they are read. With the lock held."""
+    for ops, programs in _programs.values():
         for op, n in ops.items():
             name = _op_names.get(op)
             if name is None:
                 name = _op_names[op] = "lazy::" + op.removeprefix("aten::")
-            _counters[name] = _counters.get(name, 0) + n
+            _counters[name] = _counters.get(name, 0) + n * programs
+    _programs.clear()
 
 
 def sample(name: str, value: float, unit: Unit = "") -> None:
@@ -212,12 +229,14 @@ def sample(name: str, value: float, unit: Unit = "") -> None:
 def counter_names() -> list[str]:
     """The names of all counters that are not 0, sorted."""
     with _lock:
+        _add_ops()
         return sorted(name for name, value in _counters.items() if value)
 
 
 def counter_value(name: str) -> int | None:
     """The value of the counter `name`; None when it was never counted, or is 0."""
     with _lock:
+        _add_ops()
         return _counters.get(name) or None
 
 
@@ -235,6 +254,7 @@ def reset() -> None:
     global _resets
     with _lock:
         _resets += 1
+        _programs.clear()
         _counters.clear()
         _metrics.clear()
     _on_reset()
@@ -254,6 +274,7 @@ def recorded() -> Iterator[Block]:
     """
     block = Block()
     with _lock:
+        _add_ops()
         resets = _resets
         counters = dict(_counters)
         totals = {name: (metric.total, metric.accumulator) for name, metric in _metrics.items()}
@@ -261,6 +282,7 @@ def recorded() -> Iterator[Block]:
         yield block
     finally:
         with _lock:
+            _add_ops()
             if resets != _resets:
                 counters, totals = {}, {}
             for name, value in sorted(_counters.items()):
@@ -275,6 +297,7 @@ def recorded() -> Iterator[Block]:
 def metrics_report() -> str:
     """All metrics, then all counters, each sorted by name, as text in the form of the original's report."""
     with _lock:
+        _add_ops()
         lines: list[str] = []
         for name in sorted(_metrics):
             lines.append(f"Metric: {name}")
@@ -288,6 +311,7 @@ def metrics_report() -> str:
 def snapshot() -> dict[str, dict[str, Any]]:
     """All counters and metrics as plain values that `json.dumps` takes; times are in nanoseconds."""
     with _lock:
+        _add_ops()
         return {
             "counters": {name: value for name, value in sorted(_counters.items()) if value},
             "metrics": {name: _metrics[name].snapshot() for name in sorted(_metrics)},
@@ -357,6 +381,7 @@ def to_prometheus() -> str:
     `torch_ltc_other*`, with their name as the label.
     """
     with _lock:
+        _add_ops()
         families = [*_counter_families(), *_metric_families()]
     return "".join(f"{line}\n" for family in families for line in family)
 

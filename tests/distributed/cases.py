@@ -138,6 +138,11 @@ def _tensor_parallel(training: Training, plan: dict[str, Any]) -> Callable[[str]
 
 # Buckets of a few hundred bytes: each network has several.
 _SMALL = 0.001
+# Need the extension in C++.
+UNUSED: dict[str, Callable[[str], Result]] = {
+    "ddp_unused": _ddp(SKIPPING, find_unused_parameters=True),
+    "ddp_static": _ddp(MLP, static_graph=True),
+}
 CASES: dict[str, Callable[[str], Result]] = {
     "ddp_mlp": _ddp(MLP, bucket_cap_mb=_SMALL),
     "ddp_views": _ddp(MLP, gradient_as_bucket_view=True),

@@ -57,8 +57,13 @@ def silence(rank: int) -> None:
     step(x).tolist()
 
 
+def sync_batch_norm(rank: int) -> None:
+    """A layer whose kernels are for GPUs."""
+    torch.nn.SyncBatchNorm(3).to("ltc")(torch.ones(2, 3, 4, device="ltc"))
+
+
 SCENES: dict[str, Callable[[int], None]] = {
-    scene.__name__: scene for scene in (different_shapes, different_operators, crash, silence)
+    scene.__name__: scene for scene in (different_shapes, different_operators, crash, silence, sync_batch_norm)
 }
 
 

@@ -58,3 +58,8 @@ def test_a_rank_that_never_joins_raises(tmp_path: Path) -> None:
     waiting, _ = play(tmp_path, "absence", timeout_s=3)
     assert waiting.status == 3, waiting.errors
     assert "imeout" in waiting.output or "imed out" in waiting.output
+
+
+def test_batch_norm_over_ranks_is_refused_on_the_cpu(tmp_path: Path) -> None:
+    for rank in play(tmp_path, "sync_batch_norm"):
+        assert "GroupError: SyncBatchNorm needs kernels that PyTorch has for GPUs alone" in rank.output

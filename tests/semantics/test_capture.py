@@ -16,6 +16,7 @@ from torch_ltc import metrics
 from torch_ltc.backends import interpreter
 from torch_ltc.config import settings
 from torch_ltc.debug.history import history
+from torch_ltc.device import uploads
 from torch_ltc.errors import LtcWarning
 from torch_ltc.events import CaptureEvent, ExecuteEvent, GraphsDroppedEvent, subscribe
 from torch_ltc.execute import capture, captured_program
@@ -288,6 +289,27 @@ def test_a_call_without_memory_drops_graphs_and_runs_again(
     monkeypatch.setattr(interpreter, "run_recorded_call", scarce)
     with pytest.warns(LtcWarning, match="graphs of 1 programs"):
         assert torch.full((2,), 4.0).to("ltc").sqrt().tolist() == [2.0, 2.0]
+    assert graphs.alive() == 0
+
+
+@pytest.mark.parametrize("way", ["to", "copy_"])
+def test_an_upload_without_memory_drops_graphs_and_is_tried_again(
+    graphs: StandInGraphs, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    run_often(1)
+    target = torch.empty(2, device="ltc")
+    original = uploads._upload
+
+    def scarce(source: Tensor, copy: uploads.Copy, non_blocking: bool) -> Tensor:
+        if graphs.alive():
+            raise torch.OutOfMemoryError("no room")
+        return original(source, copy, non_blocking)
+
+    monkeypatch.setattr(uploads, "_upload", scarce)
+    source = torch.full((2,), 4.0)
+    with pytest.warns(LtcWarning, match="graphs of 1 programs"):
+        made = source.to("ltc") if way == "to" else target.copy_(source)
+        assert made.tolist() == [4.0, 4.0]
     assert graphs.alive() == 0
 
 

@@ -17,6 +17,9 @@ import torch
 from torch import Tensor, nn
 
 import torch_ltc
+from torch_ltc.debug.history import history
+from torch_ltc.debug.recording import from_json
+from torch_ltc.debug.report import report_html
 from torch_ltc.errors import JitError
 from torch_ltc.replay.function import JitFunction
 from torch_ltc.replay.state import State
@@ -735,3 +738,21 @@ def test_sparse_tensors_are_recorded() -> None:
         x = torch.full((3, 2), 2.0).to("ltc")
         assert function(torch.eye(3).mul(i).to_sparse().to("ltc"), x).tolist() == [[2.0 + 2.0 * i] * 2] * 3
     assert counts(function)[1] == 0
+
+
+def test_a_recording_and_its_report_have_what_functions_did() -> None:
+    weight = torch.ones(3).to("ltc")
+
+    @torch_ltc.jit
+    def scaled_for_the_report(x: Tensor) -> Tensor:
+        return x * weight
+
+    for _ in range(4):
+        scaled_for_the_report(torch.ones(3).to("ltc"))
+    explained = scaled_for_the_report.explain()
+    recording = history.recording(texts=False, causes=False)
+    assert explained in recording.functions
+    assert from_json(recording.to_json()).functions == recording.functions
+    page = report_html(recording, [])
+    assert "scaled_for_the_report" in page
+    assert "2 recorded, 2 replayed" in page

@@ -11,6 +11,8 @@ import pytest
 import torch
 
 import torch_ltc
+from tests.semantics.support import LONG_S
+from torch_ltc import events
 from torch_ltc.config import settings
 from torch_ltc.execute import kernel_warnings
 from torch_ltc.execute.executor import executor
@@ -139,3 +141,26 @@ def test_the_filters_can_be_sent_to_another_process() -> None:
         sent = pickle.loads(pickle.dumps(warnings.filters))
         assert len(sent) == len(warnings.filters)
         assert sent[0][1].match("anything") is None
+
+
+def test_a_listener_that_reads_on_the_worker_leaves_the_warning_to_the_users_thread() -> None:
+    x = torch.ones(3).to("ltc")
+    seen: list[list[float]] = []
+
+    def listen(event: events.ExecuteEvent) -> None:
+        if not seen:
+            seen.append([])
+            warnings.warn("of the worker", UserWarning, stacklevel=1)
+            seen.append(x.tolist())
+
+    stop = events.subscribe(listen, events.ExecuteEvent)
+    try:
+        y = x + 1
+        torch_ltc.sync()
+        future = executor.submit(lambda: None)
+        future.result(LONG_S)
+    finally:
+        stop()
+    assert seen[1:] == [[1.0] * 3]
+    with pytest.warns(UserWarning, match="of the worker"):
+        y.tolist()

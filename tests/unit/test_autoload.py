@@ -55,6 +55,24 @@ def test_autoload_claims_the_name_and_imports_nothing() -> None:
     print(f"autoload took {float(lines[4]) * 1e3:.2f} ms")
 
 
+def test_batches_are_pinned_before_the_package_is_loaded_and_after() -> None:
+    lines = run(
+        """
+        def batches():
+            loader = torch.utils.data.DataLoader(torch.arange(4.0), batch_size=2, pin_memory=True)
+            return [batch.tolist() for batch in loader], torch.ones(1).pin_memory().tolist()
+
+        print(batches(), "torch_ltc" in sys.modules)
+        torch.ltc.synchronize()
+        print(batches(), "torch_ltc" in sys.modules)
+        """
+    )
+    assert lines == [
+        "([[0.0, 1.0], [2.0, 3.0]], [1.0]) False",
+        "([[0.0, 1.0], [2.0, 3.0]], [1.0]) True",
+    ]
+
+
 @pytest.mark.parametrize(
     "touch",
     [

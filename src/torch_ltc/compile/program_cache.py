@@ -19,7 +19,7 @@ from torch_ltc.lowering.interface import Backend, Computation
 from torch_ltc.lowering.lower import Executable
 from torch_ltc.program.collectives import collectives_of
 from torch_ltc.program.effects import may_fail
-from torch_ltc.program.instruction import Call, Program, Return
+from torch_ltc.program.instruction import Call, Program, Return, written_positions
 from torch_ltc.program.spec import Spec
 from torch_ltc.program.text import program_text
 from torch_ltc.pytorch.switches import TorchState
@@ -172,7 +172,8 @@ def written_inputs(program: Program, calls: int) -> set[int]:
                 operand = call.operands[item.operand] if item.operand >= 0 and number >= 0 else -1
                 if operand in buffer_of_value:
                     buffer_of_value[number] = buffer_of_value[operand]
-        written.update([buffer_of_value[n] for n in call.mutated if n in buffer_of_value])
+        if written_positions(call.op):
+            written.update([buffer_of_value[n] for n in call.mutated if n in buffer_of_value])
     return written
 
 

@@ -57,7 +57,9 @@ from torch_ltc.lowering.registry import registry
 from torch_ltc.program.text import program_lines
 from torch_ltc.source import UNKNOWN, Source
 
-__all__ = ["History", "history"]
+__all__ = ["History", "functions_explained", "history"]
+
+functions_explained = Hook[[], list[str]]("functions explained", "when a recording is made; what jit functions did")
 
 # How much is kept. Programs are kept for their text and to compare others with; figures outlive them.
 _MOST_SPANS = 20_000
@@ -365,6 +367,7 @@ class History:
                 memory=self._memory(),
                 metrics=metrics.snapshot(),
                 nonfinite=tuple(self._nonfinite),
+                functions=tuple([text for explain in functions_explained for text in explain()]),
                 dropped_spans=self._span_count - len(self._spans),
                 dropped_programs=self._dropped_programs,
             )

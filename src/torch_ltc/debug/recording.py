@@ -235,6 +235,8 @@ class Recording:
     memory: Memory
     metrics: Mapping[str, Any]
     nonfinite: tuple[NonFiniteRow, ...] = ()
+    # What each jit function says of its calls, as `explain()` has it.
+    functions: tuple[str, ...] = ()
     dropped_spans: int = 0
     dropped_programs: int = 0
     format: int = FORMAT

@@ -34,9 +34,9 @@ from torch_ltc.record.operator import Operator
 # that has a Python object breaks nn.Parameter) or works on autograd's structures; the second composes other operators
 # on whatever device its arguments name, or draws random numbers without taking a generator.
 _ALIASES_AND_AUTOGRAD = (
-    "detach detach_ alias _conj _neg_view lift lift_fresh _fw_primal _make_dual _unpack_dual _has_same_storage_numel "
+    "detach detach_ alias _conj _neg_view lift lift_fresh _fw_primal _make_dual _unpack_dual "
     "is_pinned _pin_memory record_stream _backward requires_grad_ retain_grad rename_ rename align_to refine_names "
-    "_new_zeros_with_same_feature_meta _efficientzerotensor is_same_size is_set_to _assert_tensor_metadata"
+    "_efficientzerotensor is_same_size is_set_to _assert_tensor_metadata"
 )
 _COMPOSED_ANYWHERE = (
     "empty_like zeros_like ones_like full_like rand_like randn_like randint_like new_empty new_empty_strided new_full "

@@ -8,6 +8,7 @@ ends the process. So the call takes the error away first, and it is raised again
 from __future__ import annotations
 
 import ctypes
+import sys
 from types import ModuleType
 from typing import Any
 
@@ -108,6 +109,9 @@ def register_name(module: ModuleType) -> None:
             f"the device slot that torch_ltc uses is taken by {current!r}",
             hint=f"use torch_ltc in a process that does not import the package behind {current!r}",
         )
+    autoload = sys.modules.get("torch_ltc_autoload")
+    if autoload is not None:
+        autoload.release()
     if current != NAME:
         torch.utils.rename_privateuse1_backend(NAME)
     # The module itself replaces the proxy that autoload put there.

@@ -148,6 +148,16 @@ for _name in ("share_memory_", "_share_fd_cpu_", "_share_filename_cpu_"):
     _refuse(_name, "share tensor.cpu() between processes, and move it with .to('ltc') in each of them")
 
 
+@replaces("torch.TypedStorage._get_legacy_storage_class")
+def _with_classes_of_the_cpu(original: Any) -> Any:
+    # PyTorch looks for classes of typed storages in the module of the device; what it deprecates is not made anew.
+    def legacy_storage_class(self: Any) -> Any:
+        lazy = storage_buffer(self._untyped_storage) is not None
+        return original(_typed_storage(torch.UntypedStorage(0, device="cpu"), self.dtype) if lazy else self)
+
+    return legacy_storage_class
+
+
 @replaces("torch.TypedStorage.__reduce__")
 def _reducing_typed(original: Any) -> Any:
     def reduce(self: Any) -> Any:

@@ -10,6 +10,7 @@ from torch_ltc.compile.program_cache import CachedProgram
 # Modules that only replace something: importing them is enough.
 from torch_ltc.device import (  # noqa: F401
     autocast,
+    dlpack,
     grad_scaler,
     process_transfer,
     script_archives,

@@ -6,10 +6,13 @@ memory: its own, or a staging copy, after which the source is free again. What i
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import torch
 
+from torch_ltc.execute.executor import executor
+from torch_ltc.lowering.out_of_memory import is_out_of_memory, make_room
 from torch_ltc.record.buffer import physical_device
 
 __all__ = ["Copy", "upload"]
@@ -22,7 +25,17 @@ _streams: dict[torch.device, torch.cuda.Stream] = {}
 
 def upload(source: torch.Tensor, copy: Copy, non_blocking: bool = False) -> torch.Tensor:
     """The copy that `copy` makes. The caller may write to the source afterwards, unless it is pinned memory and
-    `non_blocking` says that the caller waits for itself."""
+    `non_blocking` says that the caller waits for itself. Where there is no memory for it, others give theirs back."""
+    try:
+        return _upload(source, copy, non_blocking)
+    except Exception as error:
+        # On the worker: what gives memory back is used there.
+        if not is_out_of_memory(error) or not executor.call(functools.partial(make_room, error)):
+            raise
+    return _upload(source, copy, non_blocking)
+
+
+def _upload(source: torch.Tensor, copy: Copy, non_blocking: bool) -> torch.Tensor:
     device = physical_device()
     if device.type != "cuda" or not _can_be_staged(source):
         return copy(source, False)

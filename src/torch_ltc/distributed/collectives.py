@@ -76,6 +76,21 @@ def _running_what_was_recorded(destroy: Any) -> Any:
     return destroy_process_group
 
 
+@replaces("torch.nn.parallel.DistributedDataParallel.__init__")
+def _refusing_unused(init: Any) -> Any:
+    def checked(self: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        if self.device_type == "ltc" and (self.find_unused_parameters or self.static_graph):
+            # The reducer copies from pinned memory, for which PyTorch asks the device's hooks in C++.
+            raise GroupError(
+                "DistributedDataParallel with find_unused_parameters or static_graph needs the extension in C++",
+                source=str(current_source()),
+                hint="build it: ltc build",
+            )
+
+    return checked
+
+
 @replaces("torch.nn.SyncBatchNorm.forward")
 def _refusing_cpu(forward: Any) -> Any:
     def checked(self: Any, input: torch.Tensor) -> Any:

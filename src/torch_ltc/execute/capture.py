@@ -147,9 +147,8 @@ class Capture:
         if self.refusal or not arguments.plain:
             return None
         tensors: list[Any] = arguments.inputs
-        addresses = list(map(data_pointer, tensors))
         captured = self._captured
-        if captured is not None and captured.fits(addresses, arguments.scalars):
+        if captured is not None and captured.fits(tensors, arguments.scalars):
             graph_cache.touch(self)
             try:
                 captured.move_out(previous)
@@ -158,7 +157,7 @@ class Capture:
                     raise
                 captured.move_out(previous)
             return captured.replay(arguments)
-        self._watched.look(self._program, addresses, list(arguments.scalars))
+        self._watched.look(self._program, list(map(data_pointer, tensors)), list(arguments.scalars))
         self._runs += 1
         if self._runs < (_WATCHED_LEAST if always else _WATCHED):
             return None

@@ -15,13 +15,14 @@ from typing import Any, Protocol
 
 import torch
 
+from torch_ltc.execute.buffer_passes import Addresses
 from torch_ltc.lowering.functional_computation import FunctionalComputation
 from torch_ltc.lowering.interface import Arguments, Outcome
 from torch_ltc.lowering.kernel_call import Lookup, fill, run_call, run_filled
 from torch_ltc.lowering.lower import same_number
 from torch_ltc.lowering.out_of_memory import is_out_of_memory, make_room
 from torch_ltc.program.instruction import Call, Program, ReturnKind, Scalar
-from torch_ltc.pytorch.private import conj_view, data_pointer, neg_view
+from torch_ltc.pytorch.private import conj_view, neg_view
 from torch_ltc.record.buffer import Buffer
 
 __all__ = ["CapturedCalls", "CapturedFunction", "CapturedProgram", "Graph", "Graphs", "segments_of", "users_of"]
@@ -121,7 +122,7 @@ class CapturedProgram:
         self._slots: list[_Slot] = []
         self._written: list[_Slot] = []
         self._fixed_positions: list[int] = []
-        self._fixed_addresses: list[int] = []
+        self._addresses: Addresses | None = None
         self._fixed_numbers: list[tuple[int, object]] = []
         # All of them, if they are none whose sign equality hides.
         self._numbers: list[object] | None = None
@@ -140,11 +141,9 @@ class CapturedProgram:
         slots = sum(len(slot.positions) for slot in self._slots)
         return f"{len(self._fixed_positions)} inputs where they are, {slots} copied"
 
-    def fits(self, addresses: list[int], numbers: Sequence[object]) -> bool:
+    def fits(self, tensors: list[Any], numbers: Sequence[object]) -> bool:
         """True when the inputs lie where the graphs look for them, and the numbers are those in the graphs."""
-        if self._moving:
-            addresses = [addresses[position] for position in self._fixed_positions]
-        if addresses != self._fixed_addresses:
+        if self._addresses is None or not self._addresses.same(tensors):
             return False
         return numbers == self._numbers or all(same_number(numbers[s], v) for s, v in self._fixed_numbers)
 
@@ -178,7 +177,7 @@ class CapturedProgram:
             for position, view in slot.views.items():
                 static[position] = view
         self._fixed_positions.sort()
-        self._fixed_addresses = [data_pointer(tensors[position]) for position in self._fixed_positions]
+        self._addresses = Addresses(tensors, self._fixed_positions)
         for slot in self._slots:
             slot.load(tensors)
         outcome = self._capture(static, arguments)

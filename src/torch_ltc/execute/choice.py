@@ -96,6 +96,11 @@ class Choice:
         self._tries = 0
         self._last = self._forms[0]
 
+    @property
+    def settled(self) -> bool:
+        """True when a form is kept, and no other one is awaited."""
+        return self.kept is not None and not self._measured and not self._late
+
     def next(self, entry: CachedProgram, arguments: Arguments, policy: TierPolicy) -> tuple[ProgramForm, bool]:
         """The form of the next execution, and True if it is measured."""
         form, measured = self._next(entry, arguments, policy)

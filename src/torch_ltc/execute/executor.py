@@ -33,7 +33,13 @@ from torch_ltc.deferred import deferred
 from torch_ltc.errors import LtcError
 from torch_ltc.execute.kernel_warnings import has_kernel_warnings, keep_warnings, show_kernel_warnings
 from torch_ltc.pytorch.openmp import release_pool
-from torch_ltc.pytorch.private import below_autograd, set_flush_denormal, set_threads
+from torch_ltc.pytorch.private import (
+    below_autograd,
+    has_clean_state,
+    set_flush_denormal,
+    set_grad_enabled,
+    set_threads,
+)
 from torch_ltc.record.buffer import Buffer
 from torch_ltc.record.call_site import current_source
 from torch_ltc.record.recorder import recorder
@@ -101,6 +107,8 @@ class _Worker:
         # The item under way, and behind it those that it waits for.
         self.running: list[_Item] = []
         self.last: Future[Any] | None = None
+        # The thread that runs something in its place; see `run_here`.
+        self.stand_in = 0
         # True when denormal numbers are flushed on its thread.
         self.flush = False
         # How many OpenMP threads its kernels may have since it gave them up.
@@ -179,6 +187,38 @@ class Executor:
             with suppress(Timeout, CancelledError):
                 item.exception(_LAUNCH_S)
 
+    def run_here(self, work: Callable[[], None]) -> bool:
+        """Run work for the CPU on the calling thread, in its place among what is queued. False, and nothing is run,
+        when something is queued or under way, which has to run first, or the thread's state changes what kernels do.
+
+        For short work that raises nothing and waits for nothing, with the recorder's lock held: nobody sees it half
+        done.
+        """
+        thread = threading.get_ident()
+        worker = self._by_device.get("cpu:0")
+        if worker is None or thread in self._workers or self.flush_denormal or not has_clean_state():
+            return False
+        with self._room:
+            # An item waits until it has run.
+            if self._waiting or worker.stand_in or self.is_forked():
+                return False
+            worker.stand_in = thread
+        self._workers[thread] = worker
+        keep_warnings()
+        had_gradients = torch.is_grad_enabled()
+        try:
+            with below_autograd():
+                set_grad_enabled(True)
+                work()
+        finally:
+            set_grad_enabled(had_gradients)
+            keep_warnings(False)
+            del self._workers[thread]
+            with self._room:
+                worker.stand_in = 0
+                self._room.notify_all()
+        return True
+
     def _check_process(self) -> None:
         if self.is_forked():
             raise LtcError(
@@ -214,6 +254,10 @@ class Executor:
 
     def _run_next(self, worker: _Worker) -> None:
         item = worker.items.popleft()
+        # Nobody stands in while an item waits: one who does has begun before it was queued.
+        if worker.stand_in not in (0, threading.get_ident()):
+            with self._room:
+                self._room.wait_for(lambda: not worker.stand_in)
         worker.running.append(item)
         worker.threads = max(worker.threads, item.threads)
         keep_warnings()
@@ -245,7 +289,7 @@ class Executor:
     def complete(self) -> None:
         """The results of the item under way are installed: what waits for them may run. On a worker."""
         worker = self._workers.get(threading.get_ident())
-        if worker is not None:
+        if worker is not None and worker.running:
             worker.running[-1].uses = NOTHING
 
     def _run_up_to(self, worker: _Worker, future: Future[Any]) -> None:

@@ -106,10 +106,10 @@ _FILTERS: list[Any] = [
 ]
 
 
-def keep_warnings() -> None:
-    """Keep warnings of this thread from now on. Called before each item of work: leaving a block of
+def keep_warnings(keep: bool = True) -> None:
+    """Keep warnings of this thread from now on, or no longer. Called before each item of work: leaving a block of
     `warnings.catch_warnings` takes the filters away."""
-    _thread.keeps = True
+    _thread.keeps = keep
     filters: Any = warnings.filters
     if not filters or filters[0] is not _FILTERS[0]:
         filters[:0] = _FILTERS
@@ -122,8 +122,8 @@ def _module_of(file: str) -> str:
 
 
 def has_kernel_warnings() -> bool:
-    """True when a warning of a worker waits to be shown."""
-    return bool(_state.kept)
+    """True when a warning of a worker waits to be shown, and this thread would not keep it again."""
+    return bool(_state.kept) and not _thread.keeps
 
 
 def show_kernel_warnings(source: Source) -> None:

@@ -12,14 +12,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch_ltc.compile.hooks import Failure, Run, backend_failed, running, with_hooks
-from torch_ltc.compile.program_cache import CachedProgram
+from torch_ltc.compile.program_cache import CachedProgram, executables
 from torch_ltc.compile.specialization_cache import specializations
 from torch_ltc.compile.tier_policy import TierPolicy, select_executable
 from torch_ltc.deferred import deferred
 from torch_ltc.errors import BackendError, ExecutionError, LtcError
 from torch_ltc.events import ExecuteEvent, RefusalEvent, emit
 from torch_ltc.execute.capture import Capture, graphs_of
-from torch_ltc.execute.choice import choice_of, wait_for_device
+from torch_ltc.execute.choice import Choice, choice_of, wait_for_device
 from torch_ltc.hooks import Hook
 from torch_ltc.lowering.functional_computation import Memory
 from torch_ltc.lowering.interface import Arguments, Computation, FunctionComputation, Outcome
@@ -60,6 +60,50 @@ def execute_entry(
     with running(run):
         run.executable = executable = select_executable(entry, arguments, policy)
         return with_hooks(run, lambda: _execute(entry, executable, arguments, policy, tell))
+
+
+def settled_run(
+    entry: CachedProgram, numbers: Sequence[object], policy: TierPolicy
+) -> tuple[TierPolicy, Executable | None] | None:
+    """How the next run of the program with these numbers will be, the policy and the executable, where that is certain:
+    it is on the CPU, and nothing is compiled, measured or checked. Else None."""
+    device = entry.program.device
+    if device.type != "cpu" or policy.check != "off" or policy.repro_dir:
+        return None
+    if policy.captures != "off" and graphs_of(device) is not None:
+        return None
+    if policy.measures:
+        choice: Choice | None = entry.choice
+        if choice is None or not choice.settled:
+            return None
+        assert choice.kept is not None
+        policy = policy.on(choice.kept.backend, choice.kept.captured)
+    backend = policy.backend
+    if backend is registry.reference or (entry.single and not policy.waits):
+        return policy, None
+    executable = entry.compiled if entry.backend is backend else None
+    if executable is None or not executable.proven or executable.dropped:
+        return None
+    fits = not numbers or (executable.fits(numbers) and executable.computation.accepts(numbers))
+    return (policy, executable) if fits else None
+
+
+def execute_settled(
+    entry: CachedProgram, arguments: Arguments, policy: TierPolicy, executable: Executable | None
+) -> tuple[Outcome, ExecuteEvent]:
+    """Run a program on inputs that are all there, as `settled_run` said; the event is not told yet."""
+    entry.runs += 1
+    if executable is not None:
+        executables.touch(entry)
+    used = registry.reference if executable is None else policy.backend
+    began = time.perf_counter()
+    with span("run", entry.program.identity, used.name):
+        if executable is None:
+            outcome = _run_reference(entry, arguments)
+        else:
+            outcome = _run_compiled(entry, executable, arguments, policy)
+    took_s = time.perf_counter() - began
+    return outcome, ExecuteEvent(entry.program.identity, used.name, took_s, bool(outcome.failures))
 
 
 def _execute_chosen(
@@ -166,8 +210,9 @@ def _run_compiled(entry: CachedProgram, executable: Executable, arguments: Argum
     saved = _Saved(entry, executable, arguments)
     try:
         outcome = computation.run(arguments)
-        if not computation.checks_results:
-            _check(entry, computation, outcome, arguments, policy.backend.name)
+        if not (computation.checks_results or computation.settled):
+            unchanged = _check(entry, computation, outcome, arguments, policy.backend.name)
+            computation.settled = unchanged and computation.repeats_layouts
     except Exception as error:
         if is_out_of_memory(error):
             # Any call may have run out of memory, also after writes that were not saved: nothing can be repeated.
@@ -221,37 +266,50 @@ def _blame(entry: CachedProgram, policy: TierPolicy, error: Exception, saved: _S
 
 def _check(
     entry: CachedProgram, computation: Computation, outcome: Outcome, arguments: Arguments, backend: str
-) -> None:
+) -> bool:
     """Raise unless the results are what was recorded; lay them out as recorded, those of a plain function each in
-    memory of its own."""
+    memory of its own. True when they were so."""
     program = entry.program
     outcome.results = results = check_count(backend, program, outcome.results, len(program.outputs))
     taken: Memory | None = None
     if isinstance(computation, FunctionComputation):
         taken = Memory([held for held in arguments.held if not isinstance(held, LtcError)])
+    unchanged = True
     for position, (number, spec) in enumerate(entry.outputs):
         result = results[position]
         check_result(backend, program, number, result, spec)
         if not isinstance(result, LtcError):
-            result = fitted(result, spec)
-            results[position] = result if taken is None else taken.own(result, spec)
+            laid_out = fitted(result, spec)
+            results[position] = owned = laid_out if taken is None else taken.own(laid_out, spec)
+            unchanged &= owned is result
+    return unchanged
 
 
 class _Saved:
     """The data that a run may spoil: before the first run of a compiled program all that it writes to, later what it
     writes to before a call that may fail."""
 
+    __slots__ = ("_positions", "_written", "_storages", "_values", "_generator", "_state")
+
     def __init__(self, entry: CachedProgram, executable: Executable, arguments: Arguments) -> None:
         chosen = executable.computation.restored
         positions = entry.restored if chosen is None else chosen
+        self._written = entry.written_positions
         if not executable.proven and not executable.computation.keeps_inputs:
-            positions = entry.written_positions
-        self.everything = set(positions) >= set(entry.written_positions)
-        tensors: list[Any] = [arguments.tensor(position) for position in positions]
-        self._storages = [tensor.untyped_storage() for tensor in tensors]
+            positions = self._written
+        self._positions = positions
+        self._storages: list[Any] = []
+        if positions:
+            tensors: list[Any] = [arguments.tensor(position) for position in positions]
+            self._storages = [tensor.untyped_storage() for tensor in tensors]
         self._values = [storage.clone() for storage in self._storages]
         self._generator = arguments.generator if entry.program.random else None
         self._state = self._generator.get_state() if self._generator is not None else None
+
+    @property
+    def everything(self) -> bool:
+        """True when all that the program writes to is saved."""
+        return set(self._positions) >= set(self._written)
 
     def restore(self) -> None:
         """Put it back."""

@@ -6,12 +6,10 @@ place.
 
 from __future__ import annotations
 
-import operator
 import time
 import weakref
 from collections.abc import Callable
-from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -29,9 +27,10 @@ from torch_ltc.events import (
     emit,
     has_listeners,
 )
+from torch_ltc.execute.buffer_passes import plain_data
 from torch_ltc.execute.capture import graphs_of
 from torch_ltc.execute.executor import Uses, executor
-from torch_ltc.execute.memory import add_holdings, add_largest, memory
+from torch_ltc.execute.memory import Maker, add_holdings, add_largest, memory
 from torch_ltc.execute.no_sync import sync_guard
 from torch_ltc.execute.random_state import device_random
 from torch_ltc.execute.run import execute_entry
@@ -53,8 +52,6 @@ Result = TypeVar("Result")
 # Bounds on interned specs, and on programs that differ only in their live outputs.
 _MOST_SPECS = 200_000
 _MOST_LIVE_SETS = 16
-_PLAIN = frozenset((torch.Tensor,))
-_data, _error, _spec = operator.attrgetter("data"), operator.attrgetter("error"), operator.attrgetter("spec")
 
 program_synced = Hook[[CachedProgram], None]("program synced", "after a program was queued, on the user's thread")
 
@@ -86,7 +83,8 @@ def pending_entry(outputs: list[Buffer]) -> tuple[CachedProgram, bool]:
         )
         if len(leaf.programs) >= _MOST_LIVE_SETS:
             executables.remove(leaf.programs.pop(next(iter(leaf.programs))))
-        entry = leaf.programs[live] = CachedProgram(program, recorder.torch_state)
+        entry = CachedProgram(program, recorder.torch_state)
+        recorder.tree.keep_program(leaf, live, entry)
     recorder.tree.touch(leaf)
     return entry, known
 
@@ -124,37 +122,27 @@ def _queue(
     scalars: list[object],
     lines: dict[int, Source],
     outputs: list[Buffer],
-) -> Future[Any]:
+) -> None:
     """Have the worker run a program. The lock is held."""
     entry.latest = scalars
     # As it is now: a scope that is left before the program runs still counts.
     policy = TierPolicy.current()
-    made = [*outputs, *[inputs[i] for i in entry.written]]
+    written = [inputs[i] for i in entry.written]
     previous = _previous_outputs(entry, outputs, policy)
     run = lambda: _run(entry, inputs, scalars, lines, outputs, previous, policy)  # noqa: E731
-    job = executor.submit(run, Uses(inputs, made), wait=False)
+    job = executor.submit(run, Uses(inputs, [*outputs, *written]), wait=False)
     for reference in previous:
         # Moved before the program runs, if it is still alive then; whoever reads it waits for that.
         buffer = reference()
         if buffer is not None:
             buffer.job = job
-    for buffer in made:
+    for buffer in written:
         buffer.forget_views()
         buffer.job = job
     for buffer, origin in zip(outputs, entry.origins, strict=True):
+        buffer.forget_views()
+        buffer.job = job
         buffer.maker = origin
-    return job
-
-
-def replay(entry: CachedProgram, inputs: list[Buffer], scalars: list[object], outputs: list[Buffer]) -> None:
-    """Queue a known program on these buffers and numbers, without recording it."""
-    began = time.perf_counter()
-    idle = executor.is_idle()
-    jobs: list[Future[Any]] = []
-    cut(SyncReason.JIT, then=lambda: jobs.append(_queue(entry, inputs, scalars, {}, outputs)))
-    if idle:
-        executor.let_launch(jobs[0])
-    _tell(entry, SyncReason.JIT, True, len(outputs), 0.0, began)
 
 
 def _previous_outputs(entry: CachedProgram, outputs: list[Buffer], policy: TierPolicy) -> list[weakref.ref[Buffer]]:
@@ -234,13 +222,17 @@ def _run(
     for failure in outcome.failures:
         deferred.add_error(add_holdings(failure))
     memory.run += 1
-    for buffer, result, maker in zip(outputs, outcome.results, entry.makers, strict=True):
+    made: list[tuple[Buffer, Maker]] = []
+    # Most outputs of a captured program lie where they lay.
+    results = zip(outputs, outcome.results, entry.makers, strict=True)
+    for buffer, result, maker in [item for item in results if item[0].data is not item[1]]:
         if isinstance(result, LtcError):
             buffer.error = remembered(result)
-        elif buffer.data is not result:
+        else:
             buffer.data = result
             buffer.error = None
-            memory.hold(buffer, maker)
+            made.append((buffer, maker))
+    memory.hold_all(made)
     # Last: listeners may record and read, also what comes of these results.
     executor.complete()
     for event in told:
@@ -260,16 +252,9 @@ def _arguments(
     entry: CachedProgram, inputs: list[Buffer], scalars: list[object], lines: dict[int, Source]
 ) -> Arguments:
     device = physical_device()
-    buffers = [inputs[position] for position in entry.input_buffers]
-    held: list[Held] = list(map(_data, buffers))
-    plain = (
-        _PLAIN.issuperset(map(type, held))
-        and not any(map(_error, buffers))
-        and all(map(operator.is_, map(_spec, buffers), entry.input_specs))
-    )
-    if not plain:
-        held = _held(entry.program, inputs, device)
-    return Arguments(held, scalars, device_random.generator, device, lines, replaceable=True, plain=plain)
+    tensors = plain_data(entry, inputs)
+    held: list[Held] = _held(entry.program, inputs, device) if tensors is None else tensors
+    return Arguments(held, scalars, device_random.generator, device, lines, replaceable=True, plain=tensors is not None)
 
 
 def _held(program: Program, inputs: list[Buffer], device: torch.device) -> list[Held]:

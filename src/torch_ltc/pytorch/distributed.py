@@ -72,7 +72,8 @@ def timeout_of(backend: Any) -> timedelta:
 
 def group_store(group: ProcessGroup) -> Any:
     """The store that the ranks of a group share."""
-    return group.get_group_store()  # type: ignore[attr-defined]
+    typed: Any = group
+    return typed.get_group_store()
 
 
 def backend_of(group: ProcessGroup) -> Any:

@@ -112,6 +112,8 @@ RecordFunction = torch._C._profiler._RecordFunctionFast
 ProfilerConfig = torch._C._profiler._ExperimentalConfig
 # PyTorch's own functions, which the package replaces for everyone else.
 set_threads: Callable[[int], None] = torch.set_num_threads
+# Without the object that `torch.set_grad_enabled` makes.
+set_grad_enabled: Callable[[bool], None] = torch._C._set_grad_enabled
 set_flush_denormal: Callable[[bool], bool] = torch.set_flush_denormal
 mkldnn_enabled: Callable[[], bool] = torch._C._get_mkldnn_enabled
 sdp_priority_order: Callable[[], list[int]] = torch._C._get_sdp_priority_order
@@ -121,6 +123,17 @@ overrideable_sdp_enabled: Callable[[], bool] = torch._C._get_overrideable_sdp_en
 # are as they were.
 dict_version: Callable[[dict[Any, Any]], int] = torch._C._dynamo.guards.dict_version
 TensorGuards: Any = torch._C._dynamo.guards.TensorGuards
+
+
+def has_clean_state() -> bool:
+    """True when nothing on this thread changes what a kernel does: no mode, autocast, function transform."""
+    return not (
+        torch._C._len_torch_function_stack()
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._is_any_autocast_enabled()
+        or torch.is_inference_mode_enabled()
+        or torch._C._functorch.peek_interpreter_stack() is not None
+    )
 
 
 def symbolic_function(name: str) -> Any:

@@ -28,7 +28,7 @@ _KINDS = {
     Kind.DEVICE: 6,
     Kind.DROPPED: 7,
 }
-_FRESH, _SHARED, _VIEW, _SAME, _NOTHING = range(5)
+_FRESH, _SHARED, _VIEW, _SAME, _NOTHING, _CONSTANT = range(6)
 _Result = tuple[int, int, Spec | None]
 
 
@@ -94,8 +94,10 @@ def _result(item: Return, position: int, tensors: list[Any]) -> _Result | None:
     kind, spec = item.kind, item.spec
     if kind is ReturnKind.SAME:
         return _SAME, item.operand, None
+    if kind is ReturnKind.CONSTANT:
+        return (_CONSTANT, item.constant, None) if type(item.constant) is int else None
     if kind is ReturnKind.NOTHING or spec is None:
-        return (_NOTHING, -1, None) if item.constant is None else None
+        return _NOTHING, -1, None
     if kind is ReturnKind.FRESH:
         if spec.conj or spec.neg:
             return None

@@ -13,6 +13,7 @@ import functools
 import random
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -21,6 +22,7 @@ import torch
 
 from torch_ltc.closures import run_step_closures
 from torch_ltc.config import settings
+from torch_ltc.debug.history import functions_explained
 from torch_ltc.errors import JitError
 from torch_ltc.events import Event, FallbackEvent, SyncEvent, SyncReason, UploadEvent, subscribe
 from torch_ltc.execute.executor import executor
@@ -28,6 +30,7 @@ from torch_ltc.execute.sync import cut, live_outputs, pending_entry
 from torch_ltc.program.spec import spec_of
 from torch_ltc.record.buffer import buffer_of
 from torch_ltc.record.recorder import recorder
+from torch_ltc.replay.guard import shape_guard
 from torch_ltc.replay.numbers import NumberRules, WatchedFloat
 from torch_ltc.replay.plan import Plan
 from torch_ltc.replay.recorded_call import Anatomy, NotReplayable, RecordedCall, Unsettled, named_numbers
@@ -40,6 +43,8 @@ _MOST_RECORDINGS = 32
 # Kinds of calls that are kept.
 _MOST_KINDS = 32
 _MOST_SURPRISES = 3
+# Those that are alive, for reports.
+_functions: weakref.WeakSet[JitFunction] = weakref.WeakSet()
 
 
 def _flatten(value: Any, leaves: list[Any]) -> Any:
@@ -116,6 +121,31 @@ class _Calls:
     inspected: set[int] = field(default_factory=set)
 
 
+class _Tensors:
+    """A quick check that arguments, tensors of the device alone, are of the kind that they were."""
+
+    __slots__ = ("calls", "_modes", "_count", "_have_shapes", "_wholes")
+
+    def __init__(self, tensors: list[Any], modes: Any, calls: _Calls) -> None:
+        self.calls = calls
+        self._modes = modes
+        self._count = len(tensors)
+        self._have_shapes = shape_guard(tensors)
+        self._wholes = [(buffer_of(tensor).spec, tensor.storage_offset()) for tensor in tensors]
+
+    def takes(self, args: tuple[Any, ...], modes: Any) -> bool:
+        """True when a call with these arguments is one of `calls`."""
+        return (
+            len(args) == self._count
+            and modes == self._modes
+            and self._have_shapes(*args)
+            and all(
+                type(one) is torch.Tensor and buffer_of(one).spec is whole and one.storage_offset() == offset
+                for one, (whole, offset) in zip(args, self._wholes, strict=True)
+            )
+        )
+
+
 class JitFunction:
     """A function whose calls are replayed where that is certain to do the same; see `jit`."""
 
@@ -126,6 +156,9 @@ class JitFunction:
         self._verify_every = verify_every
         self._fallback = fallback
         self._calls: dict[Any, _Calls] = {}
+        # Those of the latest call, if its arguments were tensors alone.
+        self._latest: _Tensors | None = None
+        _functions.add(self)
 
     def __get__(self, instance: Any, owner: type) -> Any:
         return self if instance is None else functools.partial(self, instance)
@@ -149,21 +182,17 @@ class JitFunction:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Replay the call, or record it."""
-        leaves: list[Any] = []
-        structure = _flatten((args, kwargs), leaves)
         modes = (
             torch.is_grad_enabled(),
             torch.is_inference_mode_enabled(),
             torch.is_autocast_enabled("ltc") and torch.get_autocast_dtype("ltc"),
             recorder.torch_state,
         )
-        kind = (structure, tuple([_kind(leaf) for leaf in leaves]), modes)
-        calls = self._calls.get(kind)
-        if calls is None:
-            if len(self._calls) >= _MOST_KINDS:
-                self._calls.pop(next(iter(self._calls)), None)
-            objects = [leaf for leaf, part in zip(leaves, kind[1], strict=True) if isinstance(part, int)]
-            calls = self._calls.setdefault(kind, _Calls(objects))
+        latest = self._latest
+        if latest is not None and not kwargs and latest.takes(args, modes):
+            leaves, calls = list(args), latest.calls
+        else:
+            leaves, calls = self._find(args, kwargs, modes)
         if not calls.busy.acquire(blocking=False):
             # Another thread, or the function itself.
             return self._function(*args, **kwargs)
@@ -177,6 +206,23 @@ class JitFunction:
             return self._record(calls, leaves, args, kwargs)
         finally:
             calls.busy.release()
+
+    def _find(self, args: tuple[Any, ...], kwargs: dict[str, Any], modes: Any) -> tuple[list[Any], _Calls]:
+        """The leaves of the arguments, and the calls of their kind."""
+        leaves: list[Any] = []
+        structure = _flatten((args, kwargs), leaves)
+        kind = (structure, tuple([_kind(leaf) for leaf in leaves]), modes)
+        calls = self._calls.get(kind)
+        if calls is None:
+            if len(self._calls) >= _MOST_KINDS:
+                self._calls.pop(next(iter(self._calls)), None)
+            objects = [leaf for leaf, part in zip(leaves, kind[1], strict=True) if isinstance(part, int)]
+            calls = self._calls.setdefault(kind, _Calls(objects))
+        plain = (
+            not kwargs and leaves and len(leaves) == len(args) and all(type(leaf) is torch.Tensor for leaf in leaves)
+        )
+        self._latest = _Tensors(leaves, modes, calls) if plain and all(map(is_lazy, leaves)) else None
+        return leaves, calls
 
     def _is_due(self, calls: _Calls) -> bool:
         """True when the call is to be recorded to compare it."""
@@ -356,3 +402,11 @@ def jit(
     if function is None:
         return lambda decorated: JitFunction(decorated, verify_every, fallback)
     return JitFunction(function, verify_every, fallback)
+
+
+def _explained() -> list[str]:
+    """What the functions that were called say, by name."""
+    return sorted(function.explain() for function in list(_functions) if function._calls)
+
+
+functions_explained.add(_explained)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from torch_ltc.native.library import extension
 from torch_ltc.pytorch.private import TensorGuards, dict_version, get_gradient
 from torch_ltc.replay.state import Place, State, is_host_tensor, is_lazy, token
 
@@ -40,6 +41,10 @@ class _Contents:
         self._get = _getter(self._keys)
         self._expected = values
         self._paths = [place.path for place in places]
+
+    def add_to(self, unchanged: Any) -> None:
+        """Have the extension compare a list by the identity of its items."""
+        unchanged.add_list(self.holder, self._keys, self._expected)
 
     def change(self) -> str:
         """The path of a value that is another one, or an empty text."""
@@ -69,6 +74,11 @@ class _Cells:
         self._cells = [place.holder for place, _ in places]
         self._expected = [value for _, value in places]
         self._paths = [place.path for place, _ in places]
+
+    def add_to(self, unchanged: Any) -> None:
+        """Have the extension compare them by identity."""
+        for cell, value in zip(self._cells, self._expected, strict=True):
+            unchanged.add_cell(cell, value)
 
     def change(self) -> str:
         """The path of a value that is another one, or an empty text."""
@@ -104,6 +114,11 @@ class _Tensors:
         self._expected = [token(tensor) for tensor in self._tensors]
         self._have_shapes = shape_guard(self._tensors)
 
+    def add_to(self, unchanged: Any) -> None:
+        """Have the extension compare their shapes."""
+        for tensor in self._tensors:
+            unchanged.add_tensor(tensor)
+
     def change(self) -> str:
         """The path of a tensor that is no longer as it was, or an empty text."""
         if self._have_shapes(*self._tensors):
@@ -122,6 +137,11 @@ class _Gradients:
         self._expected = [expected for _, expected in places]
         self._paths = [place.path for place, _ in places]
         self._look = look
+
+    def add_to(self, unchanged: Any) -> None:
+        """Have the extension compare them: with a tensor, or whether there is one."""
+        for owner, expected in zip(self._owners, self._expected, strict=True):
+            unchanged.add_gradient(owner, expected)
 
     def change(self) -> str:
         """The path of a gradient that has changed, or an empty text."""
@@ -170,7 +190,7 @@ class Guard:
                 gradients.append((place, value))
             elif isinstance(place.holder, torch.Tensor):
                 # The program does not read it: another one is as good.
-                others.append((place, value is None))
+                others.append((place, value is not None))
             elif (
                 is_host_tensor(value)
                 or (isinstance(value, set) and value)
@@ -190,7 +210,7 @@ class Guard:
         self._empty = list(empty.values())
         self._cells = _Cells(cells)
         self._gradients = _Gradients(gradients, lambda current: current)
-        self._without = _Gradients(others, lambda current: [gradient is None for gradient in current])
+        self._present = _Gradients(others, lambda current: [gradient is not None for gradient in current])
         self._tensors = _Tensors(tensors)
         named = {id(holder): names for holder, names in state.partial.values()}
         contents = [_Contents(*held, named.get(id(held[0]))) for held in holders.values()]
@@ -199,18 +219,51 @@ class Guard:
         self._others = [each for each in contents if not isinstance(each.holder, dict)]
         # Of a class only these attributes count, whatever others it gets.
         self._others += [_Contents(*held, set()) for held in classes.values()]
+        # The extension compares all of it at once, and by identity; where that differs, it is looked at below.
+        self._unchanged: Any = None
+        if extension is not None and extension.has_dict_versions:
+            self._unchanged = unchanged = extension.Unchanged()
+            for each in self._others:
+                if type(each.holder) is list:
+                    each.add_to(unchanged)
+            for container in self._empty:
+                unchanged.add_empty(container)
+            for part in (self._cells, self._gradients, self._present, self._tensors):
+                part.add_to(unchanged)
         self._note_versions()
+
+    def watch(self, taken: Iterable[torch.Tensor], gradients: Iterable[tuple[torch.Tensor, bool]]) -> None:
+        """Let `holds` see also that the tensors `taken`, which the caller keeps alive with their storages, stay where
+        they are, and which tensors have a gradient."""
+        if self._unchanged is not None:
+            for tensor in taken:
+                self._unchanged.add_memory(tensor)
+            for owner, there in gradients:
+                self._unchanged.add_gradient(owner, there)
 
     def _note_versions(self) -> None:
         self._holders = [each.holder for each in self._dicts]
-        self._versions = list(map(dict_version, self._holders))
+        # Those that the extension does not compare.
+        self._slow = [each for each in self._others if self._unchanged is None or type(each.holder) is not list]
+        if self._unchanged is None:
+            self._versions = list(map(dict_version, self._holders))
+        else:
+            self._unchanged.forget_dicts()
+            for holder in self._holders:
+                self._unchanged.add_dict(holder)
+
+    def holds(self) -> bool:
+        """A quick yes where nothing was touched; else `change` says more."""
+        unchanged = self._unchanged
+        if unchanged is None or unchanged.written() or not unchanged.rest_holds():
+            return False
+        return not self._slow_change()
 
     def change(self) -> str:
         """The path of something that has changed, or an empty text."""
-        if list(map(dict_version, self._holders)) != self._versions:
-            changed = self._written_change()
-            if changed:
-                return changed
+        written = self._written_change()
+        if written:
+            return written
         for contents in self._others:
             changed = contents.change()
             if changed:
@@ -218,24 +271,44 @@ class Guard:
         if any(self._empty):
             grown = next(each for each in self._empty if each)
             return next((place.path for place in self._places.values() if place.get() is grown), "a container")
+        return (
+            self._slow_change()
+            or self._cells.change()
+            or self._gradients.change()
+            or self._present.change()
+            or self._tensors.change()
+        )
+
+    def _slow_change(self) -> str:
+        """As `change`, for what the extension does not compare."""
+        for contents in self._slow:
+            changed = contents.change()
+            if changed:
+                return changed
         for place, known in self._single:
             if token(place.get()) != known:
                 return place.path
-        return self._cells.change() or self._gradients.change() or self._without.change() or self._tensors.change()
+        return ""
 
     def _written_change(self) -> str:
         """As `change`, for the dicts that were written to."""
-        versions = map(dict_version, self._holders)
-        written = [each for each, now, then in zip(self._dicts, versions, self._versions, strict=True) if now != then]
+        if self._unchanged is not None:
+            places: list[int] = self._unchanged.written()
+            written = [self._dicts[place] for place in places]
+        else:
+            versions = list(map(dict_version, self._holders))
+            pairs = zip(self._dicts, versions, self._versions, strict=True)
+            written = [each for each, now, then in pairs if now != then]
         for contents in written:
-            changed = contents.change()
+            changed: str = contents.change()
             if changed:
                 return changed
             contents.writes += 1
             if contents.writes == _BUSY:
                 self._dicts.remove(contents)
                 self._others.append(contents)
-        self._note_versions()
+        if written:
+            self._note_versions()
         return ""
 
 

@@ -13,7 +13,8 @@ import torch
 
 from torch_ltc.closures import run_step_closures
 from torch_ltc.execute.executor import executor
-from torch_ltc.execute.sync import replay
+from torch_ltc.execute.replay import Replayed
+from torch_ltc.native.library import extension
 from torch_ltc.program.spec import spec_of
 from torch_ltc.pytorch.private import get_gradient, pytree, storage_use_count
 from torch_ltc.record.buffer import Buffer, buffer_of, new_buffer, storage_of
@@ -30,7 +31,8 @@ class Plan:
     """How a call is replayed, and what that relies on. Built when two recordings agree; for one thread at a time."""
 
     def __init__(self, settled: RecordedCall) -> None:
-        self._entry = settled.entry
+        self._program = Replayed(settled.entry)
+        self._all = [(i, spec) for i, (_, spec) in enumerate(settled.entry.outputs)]
         self._guard = _guard_of(settled)
         # Tensors that the program takes, and their memory.
         self._taken = [tensor for tensor, _ in settled.captured]
@@ -38,17 +40,21 @@ class Plan:
         self._inputs: list[Any] = list(settled.inputs)
         self._given = [(i, item) for i, item in enumerate(settled.inputs) if isinstance(item, int)]
         self._gradients = _BoundGradients(settled)
+        self._guard.watch(self._taken, self._gradients.expected())
+        self._fresh = [(i, spec) for i, spec in self._all if i not in self._gradients.staying]
         self._flags = _Flags(settled)
         self._places = [(place, made) for place, made in settled.places if not isinstance(place.holder, torch.Tensor)]
         self._counters = settled.counters
         self._host_tensors = settled.host_tensors
         self._leaves = settled.leaves
-        self._result = settled.result
+        self._rebuild = _rebuilder(settled.result)
         # What the places held then is not kept alive.
         settled.after.values.clear()
 
     def change(self) -> str:
         """Something that a replay relies on and that has changed, or an empty text."""
+        if self._guard.holds():
+            return self._flags.change()
         changed = self._guard.change() or self._gradients.change() or self._flags.change()
         if not changed and not all(map(operator.is_, map(storage_of, self._taken), self._storages)):
             changed = "the memory of a captured tensor"
@@ -60,10 +66,11 @@ class Plan:
         for position, leaf in self._given:
             inputs[position] = buffer_of(leaves[leaf])
         outputs, rebound = self._gradients.outputs()
-        for i, (_, spec) in enumerate(self._entry.outputs):
+        # Where gradients do not stay, their outputs are new ones, too.
+        for i, spec in self._fresh if rebound is self._gradients.others else self._all:
             if outputs[i] is None:
                 outputs[i] = new_buffer(spec, 0)
-        replay(self._entry, inputs, scalars, outputs)
+        self._program.run(inputs, scalars, outputs)
         self._flags.set()
         bases: dict[int, torch.Tensor] = {}
         for owner, made in rebound:
@@ -76,7 +83,17 @@ class Plan:
         returned = [_returned(leaf, leaves, outputs, bases) for leaf in self._leaves]
         executor.raise_deferred()
         run_step_closures()
-        return pytree.tree_unflatten(returned, self._result)
+        return self._rebuild(returned)
+
+
+def _rebuilder(structure: Any) -> Callable[[list[Any]], Any]:
+    """The function that makes a result of this structure of its leaves."""
+    if structure.is_leaf():
+        return operator.itemgetter(0)
+    if structure.type in (tuple, list) and all(child.is_leaf() for child in structure.children_specs):
+        make: Callable[[list[Any]], Any] = structure.type
+        return make
+    return lambda leaves: pytree.tree_unflatten(leaves, structure)
 
 
 def _guard_of(settled: RecordedCall) -> Guard:
@@ -129,31 +146,41 @@ class _BoundGradients:
         whole = [spec for _, spec in settled.entry.outputs]
         # Those that may stay, and those that are there only after the call.
         self._staying = [(owner, made) for owner, made in bound if had[id(owner)]]
-        self._others = [(owner, made) for owner, made in bound if not had[id(owner)]]
+        self.others = [(owner, made) for owner, made in bound if not had[id(owner)]]
         self._owners = [owner for owner, _ in self._staying]
         self._positions = [made.output for _, made in self._staying]
+        # Outputs that are gradients which may stay.
+        self.staying = frozenset(self._positions)
         self._wholes = [whole[made.output] for _, made in self._staying]
         self._nothing: list[Any] = [None] * len(whole)
-        self._current: list[Any] = []
         self._have_shapes = shape_guard([owner.grad for owner in self._owners])
         self._alone = [[count] * len(self._owners) for count in _counts_of_one()]
+        # Quick where nothing happened to the gradients since the last replay.
+        self._held: Any = None
+        if extension is not None and self._owners:
+            self._held = extension.HeldGradients(self._owners, self._positions, self._wholes, _owner_of_one())
+
+    def expected(self) -> list[tuple[torch.Tensor, bool]]:
+        """The tensors whose gradients a replay binds, and whether they have one before."""
+        return [(owner, True) for owner in self._owners] + [(owner, False) for owner, _ in self.others]
 
     def change(self) -> str:
         """A text when gradients are there that were not, or the other way round."""
-        self._current = list(map(get_gradient, self._owners))
-        there = all(map(operator.is_not, self._current, itertools.repeat(None)))
-        if there and not any(owner.grad is not None for owner, _ in self._others):
-            return ""
-        self._current = []
-        return "a gradient"
+        there = all(map(operator.is_not, map(get_gradient, self._owners), itertools.repeat(None)))
+        return "" if there and not any(owner.grad is not None for owner, _ in self.others) else "a gradient"
 
     def outputs(self) -> tuple[list[Any], list[tuple[torch.Tensor, Made]]]:
         """The buffers of gradients that stay, by output; and the tensors that get new ones, whose old ones end here:
         nobody sees a gradient between its end and its new value."""
         outputs = self._nothing.copy()
-        current, self._current = self._current, []
+        rebound = self.others
+        if self._held is not None and self._held.put(outputs):
+            for owner, _ in rebound:
+                owner.grad = None
+            return outputs, rebound
+        outputs = self._nothing.copy()
+        current: list[Any] = list(map(get_gradient, self._owners))
         references, uses, buffers = _counts(current)
-        rebound = self._others
         if (
             [references, uses] == self._alone
             and self._have_shapes(*current)
@@ -161,11 +188,14 @@ class _BoundGradients:
         ):
             for position, buffer in zip(self._positions, buffers, strict=True):
                 outputs[position] = buffer
+            if self._held is not None:
+                self._held.note(buffers)
         else:
             rebound = [*rebound]
             alone = zip(zip(references, uses, strict=True), zip(*self._alone, strict=True), self._wholes, strict=True)
             for pair, gradient, buffer, (now, one, whole) in zip(self._staying, current, buffers, alone, strict=True):
                 made = pair[1]
+                assert gradient is not None
                 if now == one and spec_of(gradient) is made.spec and buffer.spec is whole:
                     outputs[made.output] = buffer
                 else:
@@ -183,9 +213,15 @@ def _counts(gradients: list[Any]) -> tuple[list[int], list[int], list[Buffer]]:
 
 
 @functools.cache
-def _counts_of_one() -> tuple[int, int]:
-    """The counts for a gradient that only its tensor holds: measured, because interpreters count differently."""
+def _owner_of_one() -> torch.Tensor:
+    """A tensor with a gradient that nobody else holds."""
     owner = torch.empty(1, device="ltc").requires_grad_()
     owner.grad = torch.empty(1, device="ltc")
-    references, uses, _ = _counts(list(map(get_gradient, [owner])))
+    return owner
+
+
+@functools.cache
+def _counts_of_one() -> tuple[int, int]:
+    """The counts for a gradient that only its tensor holds: measured, because interpreters count differently."""
+    references, uses, _ = _counts(list(map(get_gradient, [_owner_of_one()])))
     return references[0], uses[0]

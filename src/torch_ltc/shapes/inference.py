@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -244,8 +245,14 @@ def _pattern(call: ShapeCall) -> object:
     """Dtypes, ranks, which lengths are equal or 1, and the kinds of numbers: what eager refuses mostly depends on."""
     lengths = sorted({length for spec in call.specs for length in spec.size} | {0, 1})
     operands = [(spec.dtype, tuple(map(lengths.index, spec.size))) for spec in call.specs]
-    others = [item if isinstance(item, (torch.dtype, str)) else type(item) for item in call.args]
-    return (call.op, *operands, *others)
+    return (call.op, *operands, *map(_kind, call.args))
+
+
+def _kind(item: Any) -> object:
+    """Of an argument that is no tensor, what of it takes part in a pattern."""
+    if isinstance(item, (list, tuple)):
+        return tuple(map(_kind, item))
+    return item if isinstance(item, (torch.dtype, str)) else type(item)
 
 
 def _can_run_on_cpu(call: ShapeCall) -> bool:

@@ -296,6 +296,14 @@ function makeFallbacks() {
   );
 }
 
+// What jit functions say of their calls; no section where there are none.
+function makeFunctions() {
+  if (!run.functions?.length) return [];
+  const texts = run.functions.map((text) => element("pre", { class: "scroll", tabindex: "0" }, text));
+  const about = "Calls of each function that were recorded and replayed, and why one was recorded again.";
+  return [section("functions", "Functions with jit", about, ...texts)];
+}
+
 function makeSettings() {
   const changed = run.settings.filter((row) => row.origin !== "default");
   const rest = run.settings.filter((row) => row.origin === "default");

@@ -4,6 +4,7 @@ const sections = [
   makeFindings(),
   makeTimeline(),
   makePrograms(),
+  ...makeFunctions(),
   makeDifference(),
   makeCompiles(),
   makeSyncs(),

@@ -509,6 +509,12 @@ def foreign_variable(name: str) -> str:
     return os.environ.get(name, "")
 
 
+def rank() -> int | None:
+    """The number of this process among all of a run, where `torchrun` started it."""
+    text = os.environ.get("RANK", "")
+    return int(text) if text.isdigit() and "WORLD_SIZE" in os.environ else None
+
+
 def local_rank() -> int | None:
     """The number of this process among those of its machine, where `torchrun` started it."""
     text = os.environ.get("LOCAL_RANK", "")

@@ -188,7 +188,7 @@ SETTINGS: Mapping[str, Setting] = {
             1,
             "LTC_RANK_CHECK",
             "How often the ranks of a process group compare the collectives that they are about to run: before every "
-            "so many programs that have some; ranks that differ raise. 0: never.",
+            "so many programs that have some; ranks that differ raise. 0: never. All ranks need the same.",
             minimum=0,
         ),
         Setting(

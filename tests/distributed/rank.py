@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 import torch_ltc
-from tests.distributed.cases import CASES, UNUSED, Result
+from tests.distributed.cases import CASES, UNEVEN, UNUSED, Result
 from torch_ltc import events
 
 
@@ -42,7 +42,7 @@ class Steps:
 
 def run_case(name: str) -> dict[str, object]:
     """The differences between the devices, and what the device did."""
-    case = {**CASES, **UNUSED}[name]
+    case = {**CASES, **UNUSED, **UNEVEN}[name]
     expected = case("cpu")
     steps = Steps()
     unsubscribe = events.subscribe(steps.note)

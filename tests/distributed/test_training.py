@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.distributed.cases import CASES, STEPS, UNUSED
+from tests.distributed.cases import CASES, STEPS, UNEVEN, UNUSED
 from tests.distributed.processes import run_ranks
 from torch_ltc.native.library import extension
 
@@ -39,6 +39,12 @@ def _check(case: dict[str, Any]) -> None:
 def test_ddp_trains_as_on_the_cpu(tmp_path: Path) -> None:
     for rank in _run(tmp_path, 2, [QUICK], 120):
         _check(rank[QUICK])
+
+
+@pytest.mark.distributed
+def test_ranks_may_have_unequal_numbers_of_batches(tmp_path: Path) -> None:
+    for rank in _run(tmp_path, 2, list(UNEVEN), 200):
+        assert rank["ddp_join"]["differences"] == []
 
 
 @pytest.mark.distributed

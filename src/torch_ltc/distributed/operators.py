@@ -7,7 +7,7 @@ new values of what the other writes to.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,8 @@ from torch_ltc.pytorch.distributed import (
     unbox_group,
     unbox_work,
 )
+
+__all__ = ["Collective", "define"]
 
 # The arguments that each writes to. What is sent counts: nothing may be written to it before.
 WRITTEN = {
@@ -203,7 +205,3 @@ def define() -> tuple[list[Collective], torch.library.Library]:
 
 def _nothing(*values: Any) -> None:
     """A call on tensors without data."""
-
-
-Kernel = Callable[..., Any]
-__all__ = ["Collective", "define"]

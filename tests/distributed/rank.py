@@ -15,13 +15,18 @@ from torch_ltc import events
 
 
 def _differences(expected: Result, actual: Result) -> list[str]:
-    """The names of the tensors that are not equal to the bit."""
+    """The names of the tensors that are not equal to the bit.
+
+    With more than two ranks the order of a sum depends on the place of a number in DDP's bucket. Buckets are made in the
+    order in which gradients become ready, and a layer with a bias, one call on the device, gives its two in another one.
+    """
+    exact = dist.get_world_size() == 2
     if expected.keys() != actual.keys():
         return [f"names: {sorted(expected)} and {sorted(actual)}"]
     return [
         f"{name}: {(expected[name] - actual[name]).abs().max().item() if expected[name].numel() else 0}"
         for name in expected
-        if not torch.equal(expected[name], actual[name])
+        if not (torch.equal if exact else torch.allclose)(expected[name], actual[name])
     ]
 
 

@@ -17,8 +17,9 @@ from torch_ltc import events
 def _differences(expected: Result, actual: Result) -> list[str]:
     """The names of the tensors that are not equal to the bit.
 
-    With more than two ranks the order of a sum depends on the place of a number in DDP's bucket. Buckets are made in the
-    order in which gradients become ready, and a layer with a bias, one call on the device, gives its two in another one.
+    With more than two ranks the order of a sum depends on the place of a number in DDP's bucket. Buckets are made in
+    the order in which gradients become ready, and a layer with a bias, which is one call on the device, gives its two
+    in another one.
     """
     exact = dist.get_world_size() == 2
     if expected.keys() != actual.keys():

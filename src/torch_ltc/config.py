@@ -188,7 +188,7 @@ SETTINGS: Mapping[str, Setting] = {
             1,
             "LTC_RANK_CHECK",
             "How often the ranks of a process group compare the collectives that they are about to run: before every "
-            "so many programs that have some; ranks that differ raise. 0: never.",
+            "so many programs that have some; ranks that differ raise. 0: never. All ranks need the same.",
             minimum=0,
         ),
         Setting(
@@ -507,6 +507,12 @@ def _user_folder(caches: str | None, home: str | None) -> str:
 def foreign_variable(name: str) -> str:
     """A variable of another package's; empty when it is not set."""
     return os.environ.get(name, "")
+
+
+def rank() -> int | None:
+    """The number of this process among all of a run, where `torchrun` started it."""
+    text = os.environ.get("RANK", "")
+    return int(text) if text.isdigit() and "WORLD_SIZE" in os.environ else None
 
 
 def local_rank() -> int | None:

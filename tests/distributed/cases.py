@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.algorithms.join import Join
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
@@ -136,8 +137,30 @@ def _tensor_parallel(training: Training, plan: dict[str, Any]) -> Callable[[str]
     return case
 
 
+def join(device: str) -> Result:
+    """Ranks that have more batches than others, with `Join`."""
+    torch.manual_seed(0)
+    model = DistributedDataParallel(MLP.make().to(device))
+    optimizer = SGD(model.parameters(), lr=0.1)
+    torch.manual_seed(100 + dist.get_rank())
+    with Join([model]):
+        for _ in range(STEPS - dist.get_rank() % 2):
+            optimizer.zero_grad()
+            batch = MLP.batch()
+            loss_of(model, (batch[0].to(device), batch[1].to(device))).backward()
+            optimizer.step()
+    return whole(model)
+
+
 # Buckets of a few hundred bytes: each network has several.
 _SMALL = 0.001
+# Of which each step is more than one program.
+UNEVEN: dict[str, Callable[[str], Result]] = {"ddp_join": join}
+# Need the extension in C++.
+UNUSED: dict[str, Callable[[str], Result]] = {
+    "ddp_unused": _ddp(SKIPPING, find_unused_parameters=True),
+    "ddp_static": _ddp(MLP, static_graph=True),
+}
 CASES: dict[str, Callable[[str], Result]] = {
     "ddp_mlp": _ddp(MLP, bucket_cap_mb=_SMALL),
     "ddp_views": _ddp(MLP, gradient_as_bucket_view=True),

@@ -57,8 +57,33 @@ def silence(rank: int) -> None:
     step(x).tolist()
 
 
+def sync_batch_norm(rank: int) -> None:
+    """A layer whose kernels are for GPUs."""
+    torch.nn.SyncBatchNorm(3).to("ltc")(torch.ones(2, 3, 4, device="ltc"))
+
+
+def unlike(rank: int) -> None:
+    """What ranks may do otherwise: reads, roots, senders and receivers, parts of different sizes."""
+    x = step(torch.ones(4, device="ltc"))
+    if rank == 0:
+        x.tolist()
+        dist.send(x, 1)
+    else:
+        dist.recv(x, 0)
+    gathered = [torch.empty(4, device="ltc") for _ in range(2)] if rank == 0 else None
+    dist.gather(x, gathered, 0)
+    dist.scatter(x, gathered, 0)
+    if rank == 1:
+        x.tolist()
+    part, splits = torch.empty(2 + 2 * rank, device="ltc"), [1 + rank] * 2
+    dist.all_to_all_single(part, torch.ones(3, device="ltc"), splits, [1, 2])
+    sums = step(x)
+    assert sums.tolist() == [16.0] * 4, sums
+    assert part.tolist() == [1.0] * (2 + 2 * rank)
+
+
 SCENES: dict[str, Callable[[int], None]] = {
-    scene.__name__: scene for scene in (different_shapes, different_operators, crash, silence)
+    scene.__name__: scene for scene in (different_shapes, different_operators, crash, silence, sync_batch_norm, unlike)
 }
 
 

@@ -10,18 +10,24 @@ import torch
 import torch.distributed as dist
 
 import torch_ltc
-from tests.distributed.cases import CASES, Result
+from tests.distributed.cases import CASES, UNEVEN, UNUSED, Result
 from torch_ltc import events
 
 
 def _differences(expected: Result, actual: Result) -> list[str]:
-    """The names of the tensors that are not equal to the bit."""
+    """The names of the tensors that are not equal to the bit.
+
+    With more than two ranks the order of a sum depends on the place of a number in DDP's bucket. Buckets are made in
+    the order in which gradients become ready, and a layer with a bias, which is one call on the device, gives its two
+    in another one.
+    """
+    exact = dist.get_world_size() == 2
     if expected.keys() != actual.keys():
         return [f"names: {sorted(expected)} and {sorted(actual)}"]
     return [
         f"{name}: {(expected[name] - actual[name]).abs().max().item() if expected[name].numel() else 0}"
         for name in expected
-        if not torch.equal(expected[name], actual[name])
+        if not (torch.equal if exact else torch.allclose)(expected[name], actual[name])
     ]
 
 
@@ -42,10 +48,11 @@ class Steps:
 
 def run_case(name: str) -> dict[str, object]:
     """The differences between the devices, and what the device did."""
-    expected = CASES[name]("cpu")
+    case = {**CASES, **UNUSED, **UNEVEN}[name]
+    expected = case("cpu")
     steps = Steps()
     unsubscribe = events.subscribe(steps.note)
-    actual = CASES[name]("ltc")
+    actual = case("ltc")
     torch_ltc.wait_device_ops()
     unsubscribe()
     return {"differences": _differences(expected, actual), **vars(steps)}

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.distributed.cases import CASES, STEPS
+from tests.distributed.cases import CASES, STEPS, UNEVEN, UNUSED
 from tests.distributed.processes import run_ranks
+from torch_ltc.native.library import extension
 
 QUICK = "ddp_mlp"
 Found = list[dict[str, Any]]
@@ -38,6 +39,29 @@ def _check(case: dict[str, Any]) -> None:
 def test_ddp_trains_as_on_the_cpu(tmp_path: Path) -> None:
     for rank in _run(tmp_path, 2, [QUICK], 120):
         _check(rank[QUICK])
+
+
+@pytest.mark.distributed
+def test_ranks_may_have_unequal_numbers_of_batches(tmp_path: Path) -> None:
+    for rank in _run(tmp_path, 2, list(UNEVEN), 200):
+        assert rank["ddp_join"]["differences"] == []
+
+
+@pytest.mark.distributed
+@pytest.mark.skipif(extension is None, reason="the reducer asks the extension for pinned memory")
+def test_ddp_finds_unused_parameters(tmp_path: Path) -> None:
+    for rank in _run(tmp_path, 2, list(UNUSED), 200):
+        for name in UNUSED:
+            # Which parameters others did not use is read, in the steps that need it.
+            assert rank[name]["differences"] == []
+            assert rank[name]["fallbacks"] == []
+
+
+@pytest.mark.distributed
+@pytest.mark.skipif(extension is not None, reason="works with the extension")
+def test_unused_parameters_are_refused_without_the_extension(tmp_path: Path) -> None:
+    for rank in run_ranks(tmp_path, 2, "tests.distributed.rank", "ddp_unused"):
+        assert "GroupError: DistributedDataParallel with find_unused_parameters" in rank.errors
 
 
 @pytest.fixture(scope="module", params=[2, 4])

@@ -11,7 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
+from torch_ltc.config import settings
 from torch_ltc.distributed.groups import groups, make_backend
 from torch_ltc.distributed.operators import Collective, define
 from torch_ltc.errors import GroupError
@@ -22,6 +24,7 @@ from torch_ltc.pytorch.distributed import box_work, register_backend, unbox_grou
 from torch_ltc.pytorch.patches import registers, replaces
 from torch_ltc.pytorch.private import below_autograd
 from torch_ltc.pytorch.table import DISTRIBUTED_BACKEND
+from torch_ltc.record.call_site import current_source
 from torch_ltc.record.recorder import recorder
 
 _libraries: list[torch.library.Library] = []
@@ -71,6 +74,40 @@ def _running_what_was_recorded(destroy: Any) -> Any:
             groups.forget(group)
 
     return destroy_process_group
+
+
+@replaces("torch.nn.parallel.DistributedDataParallel.__init__")
+def _refusing_unused(init: Any) -> Any:
+    def checked(self: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        if self.device_type == "ltc" and (self.find_unused_parameters or self.static_graph):
+            # The reducer copies from pinned memory, for which PyTorch asks the device's hooks in C++.
+            raise GroupError(
+                "DistributedDataParallel with find_unused_parameters or static_graph needs the extension in C++",
+                source=str(current_source()),
+                hint="build it: ltc build",
+            )
+
+    return checked
+
+
+@replaces("torch.nn.SyncBatchNorm.forward")
+def _refusing_cpu(forward: Any) -> Any:
+    def checked(self: Any, input: torch.Tensor) -> Any:
+        if input.device.type == "ltc" and settings.device_type == "cpu" and self.training and _has_peers(self):
+            raise GroupError(
+                "SyncBatchNorm needs kernels that PyTorch has for GPUs alone, and programs of ltc run on the CPU here",
+                source=str(current_source()),
+                hint="use BatchNorm2d, whose buffers DistributedDataParallel broadcasts, or GroupNorm",
+            )
+        return forward(self, input)
+
+    return checked
+
+
+def _has_peers(module: Any) -> bool:
+    """True when the layer would talk to other ranks."""
+    return dist.is_initialized() and dist.get_world_size(module.process_group) > 1
 
 
 @registers(DISTRIBUTED_BACKEND)

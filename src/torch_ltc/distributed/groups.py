@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -17,10 +18,10 @@ from torch_ltc.pytorch.distributed import (
     group_store,
     make_group,
     make_nccl,
-    timeout_of,
 )
 from torch_ltc.record.call_site import current_source
 
+_WORD = "why not"
 _HINT = 'init_process_group("ltc"), or "cpu:gloo,ltc:ltc" for tensors of the CPU too'
 
 
@@ -40,6 +41,29 @@ def _uses_nccl(size: int) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
+class Note:
+    """Texts in a group's store. Reading waits for nobody."""
+
+    store: Any
+
+    def write(self, key: str, text: str) -> None:
+        """Write a text for the other ranks."""
+        self.store.set(key, text)
+
+    def read(self, key: str) -> str | None:
+        """The text, if there is one."""
+        return bytes(self.store.get(key)).decode() if self.store.check([key]) else None
+
+    def leave_word(self, text: str) -> None:
+        """Say why this rank does not go on."""
+        self.write(_WORD, text)
+
+    def word(self) -> str | None:
+        """What another rank has said so."""
+        return self.read(_WORD)
+
+
+@dataclass(frozen=True, slots=True)
 class _Pair:
     """A group as the user has it, and the one that runs its collectives."""
 
@@ -52,6 +76,8 @@ class Groups:
 
     def __init__(self) -> None:
         self._pairs: dict[str, _Pair] = {}
+        # How many groups of each name there were: the same on all ranks.
+        self._made: Counter[str] = Counter()
 
     def name_of(self, group: ProcessGroup) -> str:
         """The name under which the physical group is known from now on."""
@@ -60,6 +86,7 @@ class Groups:
         if pair is None or pair.group is not group:
             # A group of the same name may have been destroyed.
             self._pairs[name] = _Pair(group, self._physical(group))
+            self._made[name] += 1
         return name
 
     def physical(self, name: str) -> ProcessGroup:
@@ -73,11 +100,17 @@ class Groups:
         """All groups that a collective was recorded on, with their names."""
         return [(name, pair.physical) for name, pair in self._pairs.items()]
 
-    def make_side_group(self, name: str) -> Any:
-        """A gloo backend between the same ranks, for small data of the host. All of them must ask for it."""
-        group = self._pairs[name].group
-        store = dist.PrefixStore(f"ltc side of {name}", group_store(group))
-        return dist.ProcessGroupGloo(store, group.rank(), group.size(), timeout=timeout_of(backend_of(group)))
+    def notes(self, name: str) -> Note:
+        """What the ranks of a group can read of each other."""
+        return Note(dist.PrefixStore(f"ltc ranks {self._made[name]}", group_store(self._pairs[name].group)))
+
+    def word_of_others(self, name: str) -> str | None:
+        """Why another rank does not go on, if it has said so."""
+        try:
+            return self.notes(name).word()
+        except Exception:
+            # The store may be gone with the rank that had it.
+            return None
 
     def forget(self, group: ProcessGroup | None) -> None:
         """Let go of a group, or of all."""

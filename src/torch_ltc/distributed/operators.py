@@ -7,14 +7,14 @@ new values of what the other writes to.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from torch_ltc.distributed.groups import groups
-from torch_ltc.errors import GroupError
+from torch_ltc.errors import GroupError, RankMismatchError
 from torch_ltc.program.collectives import NAMESPACE, functional_name
 from torch_ltc.pytorch.distributed import (
     PREMULTIPLIED_SUM,
@@ -23,6 +23,8 @@ from torch_ltc.pytorch.distributed import (
     unbox_group,
     unbox_work,
 )
+
+__all__ = ["Collective", "define"]
 
 # The arguments that each writes to. What is sent counts: nothing may be written to it before.
 WRITTEN = {
@@ -127,8 +129,14 @@ class Collective:
         """Run the call on the physical device, and return when its results can be used."""
         rest = list(values)
         arguments = [part.physical(rest) for part in self.parts]
-        made = getattr(torch.ops.c10d, self.name).default(*arguments)
-        unbox_work(made[-1] if isinstance(made, tuple) else made).wait()
+        try:
+            made = getattr(torch.ops.c10d, self.name).default(*arguments)
+            unbox_work(made[-1] if isinstance(made, tuple) else made).wait()
+        except RuntimeError as error:
+            word = groups.word_of_others(self._group(values))
+            if word is not None:
+                raise RankMismatchError(word) from error
+            raise
 
     def run_functionally(self, *values: Any) -> list[torch.Tensor]:
         """As `run`, on copies of what it writes to, which are returned."""
@@ -141,6 +149,11 @@ class Collective:
                 given[position] = copies = [tensor.clone() for tensor in given[position]]
         self.run(*given)
         return copies
+
+    def _group(self, values: Sequence[Any]) -> str:
+        """The name of the group among the arguments of ours."""
+        names = [argument.rpartition(" ")[2] for argument in self.arguments.split(", ")]
+        return str(values[names.index("process_group")])
 
     def _written_positions(self) -> list[tuple[int, str]]:
         """The place of each written argument among those of ours, and its type."""
@@ -192,7 +205,3 @@ def define() -> tuple[list[Collective], torch.library.Library]:
 
 def _nothing(*values: Any) -> None:
     """A call on tensors without data."""
-
-
-Kernel = Callable[..., Any]
-__all__ = ["Collective", "define"]

@@ -1,8 +1,9 @@
 """Compares what the ranks of a group are about to do, so that ranks that differ are an error and not a hang.
 
-Compared are the collectives of programs: their operators, arguments and shapes. What ranks do besides is their own
-affair: one may log, or read in between. The comparison goes over a gloo group of its own, on the worker, right before
-the program runs.
+Compared are collectives, in their order: operators, arguments and shapes. What ranks do besides is their own affair:
+one may log, or read in between, so that its programs end elsewhere. Before a program runs, a rank writes into the
+group's store where its next collectives are in the order of all, and what they are; then it looks what its neighbours
+wrote. Nobody waits here: of two ranks that differ the later one finds out, and leaves word for those that wait for it.
 """
 
 from __future__ import annotations
@@ -13,48 +14,63 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
 from torch_ltc.compile.program_cache import CachedProgram
 from torch_ltc.config import settings
-from torch_ltc.distributed.groups import groups
-from torch_ltc.errors import GroupError, RankMismatchError
+from torch_ltc.distributed.groups import Note, groups
+from torch_ltc.errors import RankMismatchError
 from torch_ltc.execute.run import before_collectives
 from torch_ltc.program.collectives import collectives_of
 from torch_ltc.program.instruction import Call, Program, Value
 from torch_ltc.program.spec import Spec
 from torch_ltc.program.text import program_lines
+from torch_ltc.pytorch.distributed import ProcessGroup
 
 # What one rank does and another does not, by their nature.
 _ONE_SIDED = ("send", "recv_")
+# Arguments that ranks may have otherwise.
+_UNLIKE = {
+    "allgather_": ("input_tensors",),
+    "allgather_coalesced_": ("input_list",),
+    "reduce_scatter_": ("output_tensors",),
+    "gather_": ("output_tensors", "output_tensors_lengths"),
+    "gather_into_tensor_": ("output_tensor",),
+    "scatter_": ("input_tensors", "input_tensors_lengths"),
+    "alltoall_": ("output_tensors", "input_tensors", "output_tensors_lengths", "input_tensors_lengths"),
+    "alltoall_base_": ("output", "input", "output_split_sizes", "input_split_sizes"),
+}
 _GROUP_ARGUMENT = "process_group"
-Lines = list[tuple[str, str]]
+# A line of a listing, and where the user has it.
+Lines = list[list[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """The collectives of a program on one group, the whole program, and a digest of the former."""
+
+    collectives: Lines
+    program: Lines
+    digest: str
+
+    def to_json(self) -> str:
+        return json.dumps([self.collectives, self.program])
 
 
 @dataclass(slots=True)
 class _Watched:
-    """A group: the connection for the comparison, and what its programs did since the last one."""
+    """A group: how many collectives it has run, how many programs, and the plans of this rank and of others."""
 
-    checks: Any = None
+    physical: ProcessGroup
+    notes: Note
+    position: int = 0
     programs: int = 0
-    done: Lines = field(default_factory=list)
+    published: set[str] = field(default_factory=set)
+    known: dict[tuple[int, str], tuple[Lines, Lines]] = field(default_factory=dict)
 
 
-_watched: dict[tuple[str, int], _Watched] = {}
-
-
-def group_of(call: Call) -> str:
-    """The name of the group that a collective is for."""
-    for argument, operand in zip(call.op._schema.arguments, call.args, strict=True):
-        if argument.name == _GROUP_ARGUMENT:
-            return str(operand)
-    raise AssertionError(call.name)
-
-
-def described(call: Call, specs: dict[int, Spec]) -> str:
-    """A collective as all ranks must have it: operator, shapes, other arguments."""
-    plain = call.op._schema.name.rpartition("::")[2]
-    return f"{plain}({', '.join(_described(operand, specs) for operand in call.args)})"
+_watched: dict[str, _Watched] = {}
+# Programs whose plans are kept.
+_MOST_PLANS = 4096
+_plans: dict[int, dict[str, _Plan]] = {}
 
 
 def _described(operand: object, specs: dict[int, Spec]) -> str:
@@ -66,83 +82,112 @@ def _described(operand: object, specs: dict[int, Spec]) -> str:
     return repr(operand)
 
 
-def _collective_lines(program: Program) -> dict[str, Lines]:
-    """The collectives of each group, with the user's lines."""
+def _group_of(call: Call) -> str:
+    """The name of the group that a collective is for."""
+    names = [argument.name for argument in call.op._schema.arguments]
+    return str(call.args[names.index(_GROUP_ARGUMENT)])
+
+
+def _plans_of(program: Program) -> dict[str, _Plan]:
+    """What a program does on each group."""
+    known = _plans.get(program.identity)
+    if known is not None:
+        return known
     specs = program.specs()
-    found: dict[str, Lines] = {}
-    for call in collectives_of(program):
-        lines = found.setdefault(group_of(call), [])
-        if call.op._schema.name.rpartition("::")[2] not in _ONE_SIDED:
-            lines.append((described(call, specs), str(call.source)))
-    return found
-
-
-def check(entry: CachedProgram) -> None:
-    """Compare the collectives of a program that is about to run with those of the other ranks, if it is time to."""
-    every = settings.rank_check
-    if not every:
-        return
-    for name, lines in _collective_lines(entry.program).items():
-        physical = groups.physical(name)
-        watched = _watched.setdefault((name, id(physical)), _Watched())
-        watched.programs += 1
-        watched.done += lines
-        if watched.programs % every == 0 and physical.size() > 1:
-            done, watched.done = watched.done, []
-            try:
-                _compare(watched, name, done, entry.program)
-            except RankMismatchError:
-                raise
-            except RuntimeError as error:
-                what = f"a rank of the process group {name!r} is gone, or does not come: {str(error).strip()}"
-                raise GroupError(what, source=lines[0][1] if lines else None) from error
-
-
-def _compare(watched: _Watched, name: str, done: Lines, program: Program) -> None:
-    if watched.checks is None:
-        watched.checks = groups.make_side_group(name)
-    digest = hashlib.sha256("\n".join(text for text, _ in done).encode()).digest()
-    digests = _gathered(watched.checks, torch.frombuffer(bytearray(digest), dtype=torch.uint8))
-    other = next((rank for rank, one in enumerate(digests) if not torch.equal(one, digests[0])), None)
-    if other is None:
-        return
-    # All ranks see the same digests, and so all come here.
     listing = [[text, str(source)] for text, source in program_lines(program)]
-    texts = _gathered_texts(watched.checks, json.dumps([done, listing]))
-    first, second = json.loads(texts[0]), json.loads(texts[other])
-    raise RankMismatchError(
-        f"ranks 0 and {other} of the process group {name!r} are about to run different collectives\n"
-        f"{_difference_text(first[0], second[0], 'collective', other)}\n"
-        f"{_difference_text(first[1], second[1], 'line of the program', other)}",
-        hint="make all ranks record the same; torch_ltc.config.settings.rank_check = 0 turns the comparison off",
-    )
-
-
-def _difference_text(first: Sequence[Any], second: Sequence[Any], what: str, other: int) -> str:
-    """The first place where two listings differ."""
-    pairs = enumerate(zip(first, second, strict=False))
-    place = next((i for i, (one, two) in pairs if one[0] != two[0]), min(len(first), len(second)))
-
-    def shown(listing: Sequence[Any]) -> str:
-        return f"{listing[place][0]}\n      at {listing[place][1]}" if place < len(listing) else "nothing more"
-
-    return f"  {what} {place + 1}:\n    rank 0: {shown(first)}\n    rank {other}: {shown(second)}"
-
-
-def _gathered(group: Any, tensor: torch.Tensor) -> list[torch.Tensor]:
-    """The tensor of each rank."""
-    made = [torch.empty_like(tensor) for _ in range(group.size())]
-    group.allgather(made, tensor).wait()
+    by_group: dict[str, Lines] = {}
+    for call in collectives_of(program):
+        plain = call.op._schema.name.rpartition("::")[2]
+        lines = by_group.setdefault(_group_of(call), [])
+        if plain not in _ONE_SIDED:
+            unlike = _UNLIKE.get(plain, ())
+            pairs = zip(call.op._schema.arguments, call.args, strict=True)
+            shown = ", ".join(_described(value, specs) for argument, value in pairs if argument.name not in unlike)
+            lines.append([f"{plain}({shown})", str(call.source)])
+    made = {
+        name: _Plan(lines, listing, hashlib.sha256("\n".join(text for text, _ in lines).encode()).hexdigest()[:16])
+        for name, lines in by_group.items()
+        if lines
+    }
+    if len(_plans) >= _MOST_PLANS:
+        _plans.clear()
+    _plans[program.identity] = made
     return made
 
 
-def _gathered_texts(group: Any, text: str) -> list[str]:
-    data = text.encode()
-    sizes = [int(size) for size in _gathered(group, torch.tensor([len(data)]))]
-    padded = torch.zeros(max(sizes), dtype=torch.uint8)
-    padded[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-    rows = _gathered(group, padded)
-    return [bytes(row[:size].tolist()).decode() for row, size in zip(rows, sizes, strict=True)]
+def check(entry: CachedProgram) -> None:
+    """Compare the collectives of a program that is about to run with those of the neighbours, if it is time to."""
+    if not settings.rank_check:
+        return
+    for name, plan in _plans_of(entry.program).items():
+        physical = groups.physical(name)
+        if physical.size() == 1:
+            continue
+        watched = _watched.get(name)
+        if watched is None or watched.physical is not physical:
+            watched = _watched[name] = _Watched(physical, groups.notes(name))
+        start, watched.position = watched.position, watched.position + len(plan.collectives)
+        watched.programs += 1
+        if watched.programs % settings.rank_check == 0:
+            _publish(watched, physical.rank(), start, plan)
+            for rank in {(physical.rank() + step) % physical.size() for step in (-1, 1)} - {physical.rank()}:
+                _compare(watched, name, (physical.rank(), start, plan), rank)
+
+
+def _publish(watched: _Watched, rank: int, start: int, plan: _Plan) -> None:
+    if plan.digest not in watched.published:
+        watched.notes.write(f"plan {rank} {plan.digest}", plan.to_json())
+        watched.published.add(plan.digest)
+    watched.notes.write(f"next {rank}", f"{start} {plan.digest}")
+
+
+def _compare(watched: _Watched, name: str, own: tuple[int, int, _Plan], other: int) -> None:
+    rank, start, plan = own
+    text = watched.notes.read(f"next {other}")
+    if text is None:
+        return
+    other_start, digest = int(text.split()[0]), text.split()[1]
+    if (other_start, digest) == (start, plan.digest):
+        return
+    theirs = watched.known.get((other, digest))
+    if theirs is None:
+        found = json.loads(watched.notes.read(f"plan {other} {digest}") or "[[], []]")
+        theirs = watched.known[other, digest] = (found[0], found[1])
+    begin = max(start, other_start)
+    end = min(start + len(plan.collectives), other_start + len(theirs[0]))
+    for place in range(begin, end):
+        mine, their = plan.collectives[place - start], theirs[0][place - other_start]
+        if mine[0] != their[0]:
+            sides = sorted([(rank, mine, plan.program), (other, their, theirs[1])], key=lambda side: side[0])
+            raise _mismatch(watched, name, place, sides)
+
+
+def _mismatch(watched: _Watched, name: str, place: int, sides: Sequence[Any]) -> RankMismatchError:
+    (first, one, program), (second, two, other) = sides
+    pairs = enumerate(zip(program, other, strict=False))
+    line = next((i for i, (mine, their) in pairs if mine[0] != their[0]), min(len(program), len(other)))
+    what = "\n".join(
+        [
+            f"ranks {first} and {second} of the process group {name!r} are about to run different collectives",
+            f"  collective {place + 1} of the group:",
+            *_shown(first, one),
+            *_shown(second, two),
+            f"  line {line + 1} of their programs:",
+            *_shown(first, program[line] if line < len(program) else None),
+            *_shown(second, other[line] if line < len(other) else None),
+        ]
+    )
+    error = RankMismatchError(
+        what, hint="make all ranks record the same; the setting rank_check = 0 turns the comparison off"
+    )
+    watched.notes.leave_word(str(error))
+    return error
+
+
+def _shown(rank: int, line: Sequence[str] | None) -> list[str]:
+    return (
+        [f"    rank {rank}: nothing more"] if line is None else [f"    rank {rank}: {line[0]}", f"      at {line[1]}"]
+    )
 
 
 before_collectives.add(check)

@@ -14,7 +14,7 @@ from torch._C._distributed_c10d import ProcessGroup, ReduceOp, Work
 from torch_ltc.pytorch.private import all_schemas
 
 __all__ = ["PREMULTIPLIED_SUM", "ProcessGroup", "box_work", "collective_schemas", "make_group", "make_nccl"]
-__all__ += ["backend_of", "group_store", "timeout_of", "reduction_of", "register_backend", "unbox_group", "unbox_work"]
+__all__ += ["backend_of", "group_store", "reduction_of", "register_backend", "unbox_group", "unbox_work"]
 
 register_backend: Callable[..., None] = dist.Backend.register_backend
 # The objects of C++ that operators take and return, and the Python objects that stand for them.
@@ -62,12 +62,6 @@ def make_nccl(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
     options: Any = dist.ProcessGroupNCCL.Options()
     options._timeout = timeout
     return dist.ProcessGroupNCCL(store, rank, size, options)
-
-
-def timeout_of(backend: Any) -> timedelta:
-    """For how long a collective waits for other ranks."""
-    found: timedelta = backend.options._timeout
-    return found
 
 
 def group_store(group: ProcessGroup) -> Any:

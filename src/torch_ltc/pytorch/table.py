@@ -311,6 +311,10 @@ table.add(
     *(Patch(f"{module}.destroy_process_group", "runs what was recorded, and lets go of the physical group",
             "pending collectives fail", _CALLERS, check=takes("group")) for module in (
         "torch.distributed", "torch.distributed.distributed_c10d")),
+    Patch("torch.nn.parallel.DistributedDataParallel.__init__", "refuses what the reducer needs pinned memory for",
+          "a failure in backward", _CALLERS, check=takes("self", "module"), python_only=True),
+    Patch("torch.nn.SyncBatchNorm.forward", "says that its kernels are for GPUs alone", "an error of the dispatcher",
+          _CALLERS, check=takes("self", "input")),
     Patch("torch.nn.attention.flex_attention._validate_device", "the device is not on its list", "`flex_attention`",
           check=takes("query", "key", "value")),
     Patch("torch.autograd.graph._engine_run_backward", _BACKWARD, "an error in a hook ends the process"),

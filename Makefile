@@ -7,8 +7,11 @@
 #   make test-slow     run the slow ones
 #   make test-torch    run the tests with another PyTorch, in an environment of its own: TORCH=2.15.0
 #   make test-pytorch  run PyTorch's own tests on the device: SOURCE=<a PyTorch source tree>; hours
+#   make test-distributed  train on 2 and 4 processes, and let ranks fail
 #   make test-browser  open reports in headless Chromium, which must be on the PATH
 #   make test-backends run the tests of Inductor and XLA too, which compile for minutes
+#   make test-ecosystem run transformers, accelerate, Lightning and others on the device, in an environment of its own
+#   make release-check install the wheel and the source distribution into an empty environment and use them from there
 #   make conformance   run the conformance suite on a backend: BACKEND=inductor
 #   make check         formatting, lint, types, architecture, documentation
 #   make ops           compare every operator, module and optimizer of PyTorch's databases with eager
@@ -34,14 +37,15 @@ BUILD := LTC_NATIVE=0 $(VENV)/bin/python -m torch_ltc build --if-possible
 # What goes through the extension: tensors, storages, generators, threads, the end of a process.
 ASAN_TESTS := tests/semantics/test_aliasing.py tests/semantics/test_random.py tests/semantics/test_serialization.py \
 	tests/semantics/test_resize_and_views.py tests/semantics/test_threads.py tests/semantics/test_gradients.py \
-	tests/semantics/test_native.py
+	tests/semantics/test_native.py tests/semantics/test_native_hits.py
 # Build requirements are in the environment already: an isolated build would download its own.
 INSTALL := $(PIP) install --no-build-isolation --constraint $(CONSTRAINTS)
 # An environment with another PyTorch: TORCH is its version, PYTHON the interpreter.
 TORCH ?= 2.15.0
+ECOSYSTEM_VENV := .venv-ecosystem
 TORCH_VENV := .venv-torch-$(TORCH)$(if $(filter file,$(origin PYTHON)),,-$(notdir $(PYTHON)))
 
-.PHONY: demo test test-python test-asan test-slow test-torch test-pytorch test-browser screenshots test-backends conformance check ops bench-trace bench bench-quick \
+.PHONY: demo test test-ecosystem release-check test-distributed test-python test-asan test-slow test-torch test-pytorch test-browser screenshots test-backends conformance check ops bench-trace bench bench-quick \
 	bench-gpu docs docs-examples clean
 .DELETE_ON_ERROR:
 
@@ -52,12 +56,12 @@ demo: $(VENV)/installed-demo
 test: $(VENV)/installed-test
 	$(BUILD)
 	$(TEST_ENV) $(RUN) -m pytest -n $(WORKERS) --dist worksteal \
-		-m "not slow and not compilers and not browser" --durations=10 $(ARGS)
+		-m "not slow and not compilers and not browser and not distributed" --durations=10 $(ARGS)
 
 # The package without the extension in C++.
 test-python: $(VENV)/installed-test
 	LTC_NATIVE=0 $(TEST_ENV) $(RUN) -m pytest -n $(WORKERS) --dist worksteal \
-		-m "not slow and not compilers and not browser" tests/semantics tests/models $(ARGS)
+		-m "not slow and not compilers and not browser and not distributed" tests/semantics tests/models $(ARGS)
 
 # The extension with AddressSanitizer and UBSan, in a cache folder of its own. Python itself leaks at its end.
 test-asan: $(VENV)/installed-test
@@ -72,7 +76,19 @@ test-slow: $(VENV)/installed-test
 
 test-torch: $(TORCH_VENV)/installed-test
 	$(TEST_ENV) $(TORCH_VENV)/bin/python -m pytest -n $(WORKERS) --dist worksteal \
-		-m "not slow and not compilers and not browser" --durations=10 $(ARGS)
+		-m "not slow and not compilers and not browser and not distributed" --durations=10 $(ARGS)
+
+# Several processes at a time: one after the other.
+test-distributed: $(VENV)/installed-test
+	$(TEST_ENV) $(RUN) -m pytest --durations=10 tests/distributed $(ARGS)
+
+# The libraries that people use, with what they cost in a table of the documentation.
+test-ecosystem: $(ECOSYSTEM_VENV)/installed
+	$(TEST_ENV) $(ECOSYSTEM_VENV)/bin/python -m pytest tests/ecosystem --figures build/ecosystem.json $(ARGS)
+	$(if $(ARGS),,$(ECOSYSTEM_VENV)/bin/python -m tests.ecosystem.table build/ecosystem.json docs/ecosystem.md)
+
+release-check: $(VENV)/installed-torch
+	$(RUN) scripts/release_check.py
 
 # Results are kept in build/pytorch: a run that was stopped goes on.
 test-pytorch: $(VENV)/installed-test
@@ -127,7 +143,7 @@ docs-examples: $(VENV)/installed-test
 	$(RUN) scripts/run_examples.py
 
 clean:
-	rm -rf $(VENV) .venv-torch-* build docs/_build docs/generated .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf $(VENV) $(ECOSYSTEM_VENV) .venv-torch-* build docs/_build docs/generated .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
 
 $(VENV)/installed-torch: requirements/torch.txt $(CONSTRAINTS)
 	$(PYTHON) -m venv $(VENV)
@@ -147,6 +163,12 @@ $(TORCH_VENV)/installed-test: pyproject.toml $(CONSTRAINTS)
 		--constraint $(TORCH_VENV)/constraints.txt setuptools torch==$(TORCH)
 	$(TORCH_VENV)/bin/python -m pip --disable-pip-version-check --quiet install --no-build-isolation \
 		--constraint $(TORCH_VENV)/constraints.txt --editable ".[test]"
+	touch $@
+
+$(ECOSYSTEM_VENV)/installed: requirements/ecosystem.txt pyproject.toml
+	$(PYTHON) -m venv $(ECOSYSTEM_VENV)
+	$(ECOSYSTEM_VENV)/bin/python -m pip --disable-pip-version-check --quiet install --requirement requirements/ecosystem.txt
+	$(ECOSYSTEM_VENV)/bin/python -m pip --disable-pip-version-check --quiet install --no-build-isolation --no-deps --editable .
 	touch $@
 
 .PRECIOUS: $(VENV)/installed-torch $(VENV)/installed-demo $(VENV)/installed-test $(VENV)/installed-check \

@@ -175,12 +175,23 @@ class Child:
         return lines[-1].strip() if lines else "it said nothing"
 
 
+def _share_extension(caches: Path) -> None:
+    """Let a worker whose caches lie here find the extension that `ltc build` compiled: it is part of the package, and
+    nothing that a first step makes."""
+    usual = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    shared = caches / "torch_ltc" / "native"
+    shared.parent.mkdir(exist_ok=True, mode=0o700)
+    if usual != caches and not shared.is_symlink():
+        shared.symlink_to((usual / "torch_ltc" / "native").resolve(), target_is_directory=True)
+
+
 def environment(cache: Path, physical: str = "cpu", threads: int = 1) -> dict[str, str]:
     """What a worker finds in its environment: the number of threads, caches below `cache`, and the device that
     computes. With `threads` 0, PyTorch chooses their number."""
     folders = {variable: str(cache / name) for variable, name in CACHE_VARIABLES.items()}
     for folder in folders.values():
         Path(folder).mkdir(parents=True, exist_ok=True)
+    _share_extension(Path(folders["XDG_CACHE_HOME"]))
     # Taken out, not set to 0: the original asks whether the variable is there, whatever it holds.
     inherited = {name: value for name, value in os.environ.items() if name not in (CUDA_VARIABLE, *THREAD_VARIABLES)}
     chosen = {CUDA_VARIABLE: "1"} if physical == "cuda" else {}

@@ -66,7 +66,7 @@ VARYING = (
 )
 NUMBER = re.compile(r"\d+(\.\d+)?")
 # What a block needs beside the package, by what it mentions.
-NEEDS = {"xla": "jax", "jax": "jax", "sklearn": "sklearn"}
+NEEDS = {"xla": "jax", "jax": "jax", "sklearn": "sklearn", "onnx": "onnx", "lightning": "lightning"}
 
 
 @dataclass(frozen=True, slots=True)

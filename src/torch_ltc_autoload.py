@@ -44,6 +44,22 @@ class _Proxy(ModuleType):
         """Nothing to do: when the device is loaded, it takes the seed that PyTorch has by then."""
 
 
+def _pin_memory(tensor: torch.Tensor, device: torch.device | None = None) -> torch.Tensor:
+    """`Tensor.pin_memory()`: a copy, as the package makes one where there is no GPU. Loaders pin their batches wherever
+    there is an accelerator, and PyTorch asks the accelerator for the memory."""
+    return tensor.clone()
+
+
+# Until the package is loaded, which has a kernel of its own.
+_kernels: list[Any] = []
+
+
+def release() -> None:
+    """Take the kernel out: the package is loaded."""
+    while _kernels:
+        _kernels.pop().m.reset()
+
+
 def autoload() -> None:
     """Claim the name "ltc", unless another package has claimed the slot or there is a GPU.
 
@@ -55,3 +71,6 @@ def autoload() -> None:
     torch.utils.rename_privateuse1_backend("ltc")
     torch._register_device_module("ltc", _Proxy("torch.ltc"))
     torch.utils.generate_methods_for_privateuse1_backend()
+    library: Any = torch.library.Library("aten", "IMPL")
+    library.m.impl("aten::_pin_memory", "CPU", _pin_memory, False)
+    _kernels.append(library)

@@ -45,9 +45,19 @@ from torch_ltc.device import registration as _registration
 from torch_ltc.device.prefetch import Prefetch, prefetch
 from torch_ltc.device.setup import install, uninstall
 from torch_ltc.device.setup import set_up as _set_up
+from torch_ltc.distributed import collectives as _collectives  # noqa: F401  registers the backend
+from torch_ltc.distributed import rank_check as _rank_check  # noqa: F401  adds its hook
 from torch_ltc.execute.async_item import AsyncItem, async_item
 from torch_ltc.execute.no_sync import allow_sync, no_sync
 from torch_ltc.extract_compiled_graph import extract_compiled_graph
+from torch_ltc.libraries import attention as _attention  # noqa: F401  changes flex_attention
+from torch_ltc.libraries import dynamo as _dynamo  # noqa: F401  changes torch.compile
+from torch_ltc.libraries import huggingface as _huggingface
+from torch_ltc.libraries import lightning as _lightning
+from torch_ltc.libraries import safetensors as _safetensors
+from torch_ltc.libraries.choice import use_in_libraries
+from torch_ltc.libraries.export import export_program
+from torch_ltc.libraries.notebook import load_ipython_extension, unload_ipython_extension
 from torch_ltc.lowering.interface import Backend, Form
 from torch_ltc.lowering.registry import registry as _registry
 from torch_ltc.replay.function import JitFunction, jit
@@ -72,11 +82,13 @@ __all__ = [
     "errors",
     "events",
     "explain",
+    "export_program",
     "extract_compiled_graph",
     "get_tensor_id",
     "install",
     "ir_cache",
     "jit",
+    "load_ipython_extension",
     "mark_step",
     "metrics",
     "no_sync",
@@ -89,7 +101,9 @@ __all__ = [
     "sync_multi",
     "to_cpu",
     "uninstall",
+    "unload_ipython_extension",
     "use_backend",
+    "use_in_libraries",
     "wait_device_ops",
     "wait_for_compiles",
 ]
@@ -116,3 +130,6 @@ sys.modules["torch.ltc"] = _module
 _registration.register_device()
 atexit.register(_prepare_to_exit)
 _set_up()
+_huggingface.adapt()
+_lightning.adapt()
+_safetensors.adapt()

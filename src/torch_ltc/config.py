@@ -184,6 +184,14 @@ SETTINGS: Mapping[str, Setting] = {
             minimum=0,
         ),
         Setting(
+            "rank_check",
+            1,
+            "LTC_RANK_CHECK",
+            "How often the ranks of a process group compare the collectives that they are about to run: before every "
+            "so many programs that have some; ranks that differ raise. 0: never. All ranks need the same.",
+            minimum=0,
+        ),
+        Setting(
             "fallback",
             "warn",
             "LTC_FALLBACK",
@@ -342,6 +350,7 @@ class Settings:
     device_ordinal: int
     cuda_graphs: Literal["auto", "always", "off"]
     graph_bytes: int
+    rank_check: int
     fallback: Literal["allow", "warn", "error"]
     force_fallback: str
     sync_after_optimizer: bool
@@ -501,6 +510,18 @@ def _user_folder(caches: str | None, home: str | None) -> str:
 def foreign_variable(name: str) -> str:
     """A variable of another package's; empty when it is not set."""
     return os.environ.get(name, "")
+
+
+def rank() -> int | None:
+    """The number of this process among all of a run, where `torchrun` started it."""
+    text = os.environ.get("RANK", "")
+    return int(text) if text.isdigit() and "WORLD_SIZE" in os.environ else None
+
+
+def local_rank() -> int | None:
+    """The number of this process among those of its machine, where `torchrun` started it."""
+    text = os.environ.get("LOCAL_RANK", "")
+    return int(text) if text.isdigit() else None
 
 
 def own_variables() -> dict[str, str]:

@@ -8,6 +8,8 @@ import copy
 from collections.abc import Sequence
 from typing import TypeVar
 
+from torch.linalg import LinAlgError
+
 Error = TypeVar("Error", bound="LtcError")
 
 
@@ -110,6 +112,47 @@ class ExecutionError(LtcError):
         self.input_shapes = tuple(input_shapes)
 
 
+class ExecutionIndexError(ExecutionError, IndexError):
+    """An `ExecutionError` where eager raises an `IndexError`: either class catches it.
+
+    When: an index is out of range. What to do: as for `ExecutionError`.
+    """
+
+
+class ExecutionValueError(ExecutionError, ValueError):
+    """An `ExecutionError` where eager raises a `ValueError`: either class catches it.
+
+    When: a kernel does not take a value. What to do: as for `ExecutionError`.
+    """
+
+
+class ExecutionNotImplementedError(ExecutionError, NotImplementedError):
+    """An `ExecutionError` where eager raises a `NotImplementedError`: either class catches it.
+
+    When: the physical device has no kernel for the call. What to do: as for `ExecutionError`.
+    """
+
+
+class ExecutionLinAlgError(ExecutionError, LinAlgError):  # type: ignore[misc]  # torch does not type it
+    """An `ExecutionError` where eager raises a `torch.linalg.LinAlgError`: either class catches it.
+
+    When: a matrix is singular, or not positive definite. What to do: as for `ExecutionError`.
+    """
+
+
+_EXECUTION_ERRORS: tuple[tuple[type[Exception], type[ExecutionError]], ...] = (
+    (IndexError, ExecutionIndexError),
+    (ValueError, ExecutionValueError),
+    (NotImplementedError, ExecutionNotImplementedError),
+    (LinAlgError, ExecutionLinAlgError),
+)
+
+
+def execution_error_class(cause: BaseException) -> type[ExecutionError]:
+    """The class of the error for a call whose kernel raised `cause`: the class that eager raises is a base of it."""
+    return next((made for eager, made in _EXECUTION_ERRORS if isinstance(cause, eager)), ExecutionError)
+
+
 class PoisonedTensorError(ExecutionError):
     """A tensor was used whose value was never computed, because the operation that makes it failed.
 
@@ -127,10 +170,29 @@ class DeviceMismatchError(LtcError):
     """
 
 
+class GroupError(LtcError):
+    """A collective on tensors of the device that its process group cannot run.
+
+    When: the group was made for other devices than ltc, it was destroyed before the collective ran, another rank died
+    or does not come, or the collective has no recorded form (sparse tensors, `PREMUL_SUM`, `recv()` from any rank).
+    What to do: make the group with `init_process_group("ltc")` or `"cpu:gloo,ltc:ltc"`, and do what the message says.
+    """
+
+
+class RankMismatchError(LtcError):
+    """The ranks of a process group recorded different programs.
+
+    When: with the setting `rank_check`, the programs that the ranks have queued are compared every so many syncs, and
+    they differ: one rank took another branch, has another shape, or synced elsewhere. Without the comparison the ranks
+    would wait for each other until the group's timeout. What to do: make the ranks record the same; the message has
+    the first difference and the lines.
+    """
+
+
 class DataAccessError(LtcError):
     """Memory of a lazy tensor was asked for directly, and a lazy tensor has none to point at.
 
-    When: `data_ptr()`, DLPack, `numpy()` without `cpu()`, the array interface. What to do: `tensor.cpu()` first, which
+    When: DLPack with `copy=False`, `share_memory_()`, a queue of processes. What to do: `tensor.cpu()` first, which
     runs what is pending and copies the value.
     """
 

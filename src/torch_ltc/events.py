@@ -50,6 +50,7 @@ class SyncReason(Enum):
     FALLBACK = "an operation had to run eagerly"
     SEED = "the state of the random number generator was read or set"
     STATE = "a global switch of PyTorch was changed"
+    BARRIER = "the ranks waited for each other"
     JIT = "a call of a jit function began or ended"
     # The former name of STATE.
     DTYPE = STATE
@@ -142,6 +143,8 @@ class ExecuteEvent:
     failed: bool
     # Its launches were replayed, or taken down for that.
     captured: bool = False
+    # The part of the time in which the worker was busy with it, and did not wait for the device.
+    host_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

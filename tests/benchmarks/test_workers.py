@@ -125,6 +125,16 @@ def test_worker_has_the_number_of_threads_that_is_asked_for(monkeypatch, tmp_pat
     assert "OMP_NUM_THREADS" not in environment(tmp_path, threads=0)
 
 
+def test_worker_with_fresh_caches_finds_the_extension_that_is_built(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "usual"))
+    library = tmp_path / "usual" / "torch_ltc" / "native" / "library.so"
+    library.parent.mkdir(parents=True)
+    library.touch()
+    for _ in range(2):
+        caches = Path(environment(tmp_path / "fresh")["XDG_CACHE_HOME"])
+    assert (caches / "torch_ltc" / "native" / "library.so").samefile(library)
+
+
 def test_nothing_begins_after_the_deadline():
     options = Options(deadline=time.monotonic() - 1)
     figures = Session("a", ["eager"], options, lambda text: None).measure()

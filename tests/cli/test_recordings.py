@@ -244,3 +244,19 @@ def test_report_writes_the_page_and_prints_its_name(
 def test_a_page_that_cannot_be_written_ends_with_status_2(saved: str, tmp_path: Path, capsys: Printed) -> None:
     assert main(["report", saved, "-o", str(tmp_path / "no" / "page.html")]) == 2
     assert "cannot write" in capsys.readouterr().err
+
+
+def test_recordings_of_ranks_become_one_page(recording: Recording, tmp_path: Path, capsys: Printed) -> None:
+    files = []
+    for rank, steps in enumerate((recording.steps, recording.steps + 1)):
+        files.append(tmp_path / f"run.rank{rank}.json")
+        files[-1].write_text(replace(recording, steps=steps).to_json(), encoding="utf-8")
+    output = tmp_path / "merged.html"
+    assert main(["report", "--merge", *map(str, files), "-o", str(output)]) == 0
+    assert capsys.readouterr().out.strip() == str(output)
+    page = output.read_text(encoding="utf-8")
+    assert page.count("<iframe") == 2
+    assert "<td>run.rank0</td>" in page
+    # Of figures that ranks should have in common, one that differs stands out.
+    assert f"<td class=differs>{recording.steps + 1:,}</td>" in page
+    assert page.count("class=differs") == 1

@@ -52,6 +52,12 @@ def test_processes_that_the_script_starts_write_beside_its_report(tmp_path: Path
     assert all("aten::add" in file.read_text() for file in files if file.name != "run.json")
 
 
+def test_each_rank_writes_a_report_of_its_own(tmp_path: Path) -> None:
+    done = run("import torch, torch_ltc", tmp_path, LTC_REPORT="run.json", RANK="1", WORLD_SIZE="2")
+    assert done.returncode == 0, done.stderr
+    assert [path.name for path in tmp_path.glob("run*")] == ["run.rank1.json"]
+
+
 def test_a_report_that_cannot_be_written_is_a_warning_and_nothing_more(tmp_path: Path) -> None:
     done = run("import torch_ltc", tmp_path, LTC_REPORT=str(tmp_path / "nowhere" / "report.html"))
     assert done.returncode == 0

@@ -13,6 +13,9 @@ BEGIN = "begin "
 DEVICE = "device"
 """Lines of a journal beside records: the file is loaded, a test begins, the CPU has passed and the device begins."""
 
+LATE = "an error that depends on data came at the sync"
+"""How the message of a test begins that passes, but for the moment of an error."""
+
 
 class Outcome(enum.Enum):
     """What became of a test; the value is the word in results and tables."""

@@ -6,7 +6,7 @@ from importlib import metadata
 from pathlib import Path
 
 from tests.pytorch.known_failures import KNOWN_FAILURES, Known
-from tests.pytorch.records import BAD, COUNTED, Outcome, Record
+from tests.pytorch.records import BAD, COUNTED, LATE, Outcome, Record
 
 BEGIN, END = "<!-- begin: PyTorch's tests -->", "<!-- end: PyTorch's tests -->"
 
@@ -29,6 +29,27 @@ def _row(title: str, records: Sequence[Record]) -> str:
     good = counted - sum(counts[outcome] for outcome in BAD)
     numbers = " | ".join(str(counts[outcome]) for outcome in Outcome)
     return f"| {title} | {numbers} | {f'{100 * good / counted:.1f} %' if counted else ''} |"
+
+
+def reasons(tables: Tables) -> str:
+    """A Markdown table of the failures by reason, and how many tests pass but for the moment of an error."""
+    counts: Counter[tuple[str, str]] = Counter()
+    late = 0
+    for file, records in tables.items():
+        for record in records:
+            late += record.outcome is Outcome.PASS and record.message.startswith(LATE)
+            if record.outcome in BAD:
+                known = find(file, record)
+                counts[(known.kind.value, known.reason) if known else ("not looked into", record.message[:80])] += 1
+    lines = ["| failures | kind | reason |", "|---:|---|---|"]
+    lines += [f"| {n} | {kind} | {' '.join(reason.split())} |" for (kind, reason), n in counts.most_common()]
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"Of those that pass, {late} got an error that depends on data at the sync instead of at the call.",
+        ]
+    )
 
 
 def judge(tables: Tables, *, complete: bool) -> tuple[dict[str, list[Record]], list[Known]]:

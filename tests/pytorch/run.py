@@ -72,6 +72,12 @@ class Runner:
             todo = [name for name in todo if name not in done]
         return [done[name] for name in names]
 
+    def results_of(self, file: str) -> tuple[list[Record], int]:
+        """What earlier runs have left of a file, and how many tests it has."""
+        listed = self._path(file, "txt")
+        records = _records(self._path(file, "jsonl"))
+        return [records[name] for name in sorted(records)], len(listed.read_text().split()) if listed.exists() else 0
+
     def _batch(self, file: str, names: Sequence[str], journal: Path, *options: str) -> None:
         """Run tests in one process; the one that ends it too early gets a record of that."""
         journal.touch()
@@ -150,23 +156,44 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.time_limit,
         frozenset(options.again),
     )
+    files = options.file or (*FULL, *SAMPLED, *LAZY)
+    if options.report:
+        return _report_all(runner, files, version, options)
     tables: dict[str, list[Record]] = {}
     with ThreadPoolExecutor(options.jobs) as pool:
-        for file, records in pool.map(
-            lambda each: _run(runner, each, options), options.file or (*FULL, *SAMPLED, *LAZY)
-        ):
+        for file, records in pool.map(lambda each: _run(runner, each, options), files):
             tables[file] = records
             print(f"{file}: {_counts(records)}", flush=True)
+    return _report(tables, version, _extent(options), options, complete=not options.file)
+
+
+def _report(tables: report.Tables, version: str, extent: str, options: argparse.Namespace, *, complete: bool) -> int:
+    """Print the table and what is not in the table of known failures, write the page, and give the exit status."""
     text = report.table(tables)
     print(f"\n{text}")
-    unknown, gone = report.judge(tables, complete=not options.file)
+    unknown, gone = report.judge(tables, complete=complete)
     for line in report.lines(unknown):
         print(line)
     for known in gone:
         print(f"known failure that is gone: {known}")
     if options.docs is not None:
-        report.write(options.docs, text, version, _extent(options))
+        report.write(options.docs, f"{text}\n\n{report.reasons(tables)}", version, extent)
     return 1 if unknown or gone else 0
+
+
+def _report_all(runner: Runner, files: Sequence[str], version: str, options: argparse.Namespace) -> int:
+    """Report what the journals have, whatever it was chosen by."""
+    tables: dict[str, list[Record]] = {}
+    full, part = [], []
+    for file in files:
+        records, count = runner.results_of(file)
+        if records:
+            tables[file] = records
+            (full if len(records) >= count else part).append(
+                f"`{file}`" if len(records) >= count else f"{len(records)} of {count} tests of `{file}`"
+            )
+    extent = f"{', '.join(full)} in full; {', '.join(part)}{f'; {options.note}' if options.note else ''}"
+    return _report(tables, version, extent, options, complete=False)
 
 
 def _run(runner: Runner, file: str, options: argparse.Namespace) -> tuple[str, list[Record]]:
@@ -213,6 +240,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--results", type=Path, default=Path("build/pytorch"), help="folder of the journals; delete it to start anew"
     )
+    parser.add_argument("--report", action="store_true", help="run nothing: report all that the journals have")
+    parser.add_argument("--note", default="", help="how the tests of a report were run")
     parser.add_argument("--docs", type=Path, metavar="FILE", help="write the table into FILE, between its markers")
     return parser
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.pytorch import report, run
 from tests.pytorch.known_failures import Kind, Known
-from tests.pytorch.records import Outcome, Record
+from tests.pytorch.records import LATE, Outcome, Record
 
 TESTS = """
 import os, time, unittest
@@ -37,6 +37,14 @@ class TestThings(TestCase):
         index = torch.tensor([7], device=device)
         if self.device_type != "cpu":
             torch.zeros(2, device=device).index_select(0, index)
+
+    def test_late_error_of_data(self, device):
+        with self.assertRaisesRegex(IndexError, "out of"):
+            torch.zeros(2, device=device)[torch.tensor([7], device=device)]
+
+    def test_error_that_never_comes(self, device):
+        with self.assertRaises(RuntimeError):
+            torch.zeros(2, device=device) + torch.zeros(3 if self.device_type == "cpu" else 2, device=device)
 
     def test_after_late_error(self, device):
         self.assertEqual(torch.zeros(2, device=device).sum().item(), 0)
@@ -85,8 +93,10 @@ def test_each_test_has_its_own_outcome(records: dict[str, Record]) -> None:
     assert {name: record.outcome for name, record in records.items()} == {
         "test_after_late_error_cpu": Outcome.PASS,
         "test_crash_cpu": Outcome.CRASH,
+        "test_error_that_never_comes_cpu": Outcome.FAIL,
         "test_hang_cpu": Outcome.TIMEOUT,
         "test_late_error_cpu": Outcome.FAIL,
+        "test_late_error_of_data_cpu": Outcome.PASS,
         "test_of_the_cpu_cpu": Outcome.CPU_ONLY,
         "test_right_cpu_float32": Outcome.PASS,
         "test_right_cpu_int64": Outcome.PASS,
@@ -95,6 +105,7 @@ def test_each_test_has_its_own_outcome(records: dict[str, Record]) -> None:
         "test_wrong_on_cpu_cpu": Outcome.CPU_FAILS,
     }
     assert "said by the test" in records["test_wrong_cpu"].message
+    assert records["test_late_error_of_data_cpu"].message == f"{LATE}: aten::index.Tensor"
     assert "Aborted" in records["test_crash_cpu"].trace
 
 

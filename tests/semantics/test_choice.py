@@ -193,6 +193,34 @@ def test_captured_forms_take_part(
     assert set(backends(seen)[-8:]) == {"captured interpreter"}
 
 
+def test_launching_counts_more_than_waiting_for_the_device(
+    of_speed: Callable[..., Backend], clock: Clock, seen: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(capture._by_device, "cpu", StandInGraphs())
+    of_speed("fast", 1.125)
+    run_captured = run._run_captured
+    computing_s = 0.0
+
+    def launch(*args: Any, **kwargs: Any) -> Any:
+        nonlocal computing_s
+        outcome = run_captured(*args, **kwargs)
+        computing_s = 0.0 if outcome is None else INTERPRETER_S
+        return outcome
+
+    def wait(_: torch.device) -> None:
+        nonlocal computing_s
+        clock.now += computing_s
+        computing_s = 0.0
+
+    monkeypatch.setattr(run, "_run_captured", launch)
+    monkeypatch.setattr(run, "wait_for_device", wait)
+    steps(32)
+    (choice,) = seen.choices
+    # It takes longest, and leaves the host free for most of it.
+    assert dict(choice.timings) == {"interpreter": 1.0, "fast": 1.125, "captured interpreter": 1.25}
+    assert choice.kept == "captured interpreter"
+
+
 def test_results_that_are_held_keep_their_values_whatever_is_measured(
     of_speed: Callable[..., Backend], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import torch_ltc
+from tests.semantics.support import assert_like_eager
 from torch_ltc.config import settings
 from torch_ltc.execute.pending import pending_program
 from torch_ltc.lowering.decompose import decompose_composites
@@ -266,3 +267,18 @@ def test_attention_refuses_what_eager_refuses_at_the_call(dtypes, sizes) -> None
         with pytest.raises(RuntimeError) as refused:
             torch.nn.functional.scaled_dot_product_attention(*given)
         assert type(refused.value) is RuntimeError
+
+
+@pytest.mark.parametrize("shape", [(3, 3), (2, 3, 3), (2, 2, 3, 3)])
+@pytest.mark.parametrize(
+    "product", [torch.matmul, lambda a, b: F.linear(a, b.reshape(-1, 3)[:4])], ids=["matmul", "linear"]
+)
+def test_products_of_complex_numbers_have_gradients(shape: tuple[int, ...], product: Callable[..., Tensor]) -> None:
+    def compute(device: str) -> list[Tensor]:
+        torch.manual_seed(0)
+        first, second = (torch.randn(shape, dtype=torch.complex128).to(device).requires_grad_() for _ in range(2))
+        out = product(first, second)
+        grads = torch.autograd.grad(out.abs().sum(), (first, second), create_graph=True)
+        return [out, *grads, *torch.autograd.grad(grads[0].abs().sum(), (first, second))]
+
+    assert_like_eager(compute, exact=False)

@@ -6,6 +6,7 @@ import ctypes
 import itertools
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -146,6 +147,8 @@ def test_indexing_a_cpu_tensor_with_indices_on_the_device_is_refused(indices: Te
         pytest.raises(RuntimeError, match=r"indices should be either on cpu or on the same device as the indexed"),
     ):
         torch.arange(3.0)[lazy(indices)]
+    with pytest.raises(DeviceMismatchError, match=r"ltc:0 and cpu"):
+        torch.arange(3.0).index_fill(0, lazy(torch.tensor([1])), 0)
 
 
 def test_cpu_tensors_without_dimensions_and_cpu_indices_may_mix_as_on_other_devices() -> None:
@@ -159,7 +162,21 @@ def test_cpu_tensors_without_dimensions_and_cpu_indices_may_mix_as_on_other_devi
     x[torch.tensor([0])] = 7.0
     assert x[0].tolist() == [7.0, 7.0, 7.0]
     assert x.masked_fill(x > 6, torch.tensor(-1.0))[0].tolist() == [-1.0] * 3
+    assert x.index_fill(1, torch.tensor([0, 2]), 9.0)[1].tolist() == [9.0, 4.0, 9.0]
     assert torch.where(x > 6, x, torch.tensor(0.0)).sum().item() == 21.0
+
+
+@pytest.mark.parametrize("make", [torch.linspace, torch.logspace])
+def test_ranges_between_tensors_of_the_device_are_made_where_they_are_asked_for(make: Callable[..., Tensor]) -> None:
+    first, last = torch.tensor(1.0), torch.tensor(3.0)
+    for bounds in ((first, last), (first, 3), (1, last)):
+        lazies = [lazy(bound) if isinstance(bound, Tensor) else bound for bound in bounds]
+        assert_same(make(*lazies, steps=3, device="ltc"), make(*bounds, steps=3))
+        made = make(*lazies, steps=3)
+        assert made.device.type == "cpu"
+        assert_same(made, make(*bounds, steps=3))
+    with pytest.raises(RuntimeError, match="only supports 0-dimensional start and end tensors"):
+        make(lazy(torch.ones(1)), 2, steps=3)
 
 
 def test_copying_between_devices_is_allowed_both_ways() -> None:
@@ -177,14 +194,46 @@ def test_copying_between_devices_is_allowed_both_ways() -> None:
         meta.to("ltc").cpu()
 
 
-def test_dlpack_is_refused_clearly() -> None:
+def test_dlpack_gives_other_libraries_a_copy_of_the_value() -> None:
+    x = torch.arange(6.0, device="ltc").view(2, 3).t()
+    assert x.__dlpack_device__() == torch.zeros(1).__dlpack_device__()
+    array = np.from_dlpack(x)
+    assert array.tolist() == [[0.0, 3.0], [1.0, 4.0], [2.0, 5.0]]
+    x.add_(1)
+    assert array[0, 0] == 0.0
+    assert torch.from_dlpack(np.arange(3), device="ltc").device.type == "ltc"
+    with pytest.raises(DataAccessError, match="without a copy"):
+        x.__dlpack__(copy=False)
+    for wrong in (
+        torch.ones(2, device="ltc", requires_grad=True),
+        torch.ones(2, device="ltc", dtype=torch.cfloat).conj(),
+    ):
+        for export in (wrong.__dlpack__, lambda wrong=wrong: torch.utils.dlpack.to_dlpack(wrong)):
+            with pytest.raises(BufferError, match="Can't export"):
+                export()
+
+
+def test_dlpack_within_pytorch_shares_memory_on_the_device() -> None:
+    x = torch.arange(3.0, device="ltc")
+    for take in (
+        torch.from_dlpack,
+        lambda t: torch.from_dlpack(t, device="ltc"),
+        lambda t: torch.from_dlpack(torch.utils.dlpack.to_dlpack(t)),
+        lambda t: torch.asarray(torch.to_dlpack(t)),
+    ):
+        taken = take(x)
+        assert taken.device == x.device
+        assert taken.data_ptr() == x.data_ptr()
+        taken.add_(1)
+    assert x.tolist() == [4.0, 5.0, 6.0]
+    copied = torch.from_dlpack(x, copy=True)
+    copied.add_(1)
+    assert x.tolist() == [4.0, 5.0, 6.0]
+    assert torch.from_dlpack(x, device="cpu").device.type == "cpu"
+
+
+def test_arrays_of_other_interfaces_are_refused_clearly() -> None:
     x = torch.ones(2, device="ltc")
-    for export in (x.__dlpack__, lambda: torch.utils.dlpack.to_dlpack(x)):
-        with pytest.raises(DataAccessError, match=r"DLPack capsule(.|\n)*tensor.cpu\(\)"):
-            export()
-    with pytest.raises((DataAccessError, ValueError), match=r"(?i)dlpack"):
-        torch.from_dlpack(x)
-    assert torch.from_dlpack(x.cpu()).tolist() == [1.0, 1.0]
     assert not hasattr(x, "__cuda_array_interface__")
     with pytest.raises(TypeError, match=r"Use Tensor.cpu\(\)"):
         x.__array__()
@@ -234,6 +283,23 @@ def test_storage_methods_that_need_memory_are_refused() -> None:
     for ask in (lambda: storage.fill_(0), lambda: storage.resize_(3), lambda: storage.__setitem__(0, 1)):
         with pytest.raises(DataAccessError):
             ask()
+
+
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
+def test_typed_storages_have_the_classes_of_the_cpu() -> None:
+    for dtype in (torch.float32, torch.bool, torch.complex64):
+        x = torch.zeros(2, dtype=dtype)
+        assert lazy(x).storage_type() is x.storage_type()
+
+
+def test_the_kernel_of_a_convolution_is_that_of_the_physical_device() -> None:
+    shapes = ((1, 3, 5, 5), (3, 3, 3, 3), (3,))
+    for dilation, transposed in (([1, 1], False), ([2, 2], False), ([1, 1], True)):
+        asked = []
+        for device in ("cpu", "ltc"):
+            tensors = [torch.randn(shape, device=device, dtype=torch.double) for shape in shapes]
+            asked.append(torch._C._select_conv_backend(*tensors, [1, 1], [0, 0], dilation, transposed, [0, 0], 1))
+        assert asked[0] == asked[1]
 
 
 def test_storages_that_are_shared_can_be_told_from_others() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import inspect
+import pickle
 from collections.abc import Callable
 
 import pytest
@@ -432,3 +433,23 @@ def test_a_failed_step_keeps_nothing_alive() -> None:
     torch_ltc.sync(wait=True)
     gc.collect()
     assert torch.ltc.memory_allocated() == before
+
+
+@pytest.mark.usefixtures("backend")
+@pytest.mark.parametrize(
+    ("call", "eager"),
+    [
+        (lambda on: torch.zeros(2, 3, device=on)[torch.tensor([5], device=on)], IndexError),
+        (lambda on: F.embedding(torch.tensor([9], device=on), torch.ones(2, 2, device=on)), IndexError),
+        (lambda on: torch.linalg.inv(torch.zeros(2, 2, device=on)), torch.linalg.LinAlgError),
+        (lambda on: torch.normal(torch.zeros(2, device=on), -torch.ones(2, device=on)), RuntimeError),
+    ],
+)
+def test_late_error_is_of_the_class_that_eager_raises(call: Callable[[str], torch.Tensor], eager: type) -> None:
+    with pytest.raises(eager) as wanted:
+        call("cpu")
+    with pytest.raises(eager) as caught:
+        call("ltc").cpu()
+    assert isinstance(caught.value, ExecutionError)
+    assert type(wanted.value) in type(caught.value).__mro__
+    assert type(pickle.loads(pickle.dumps(caught.value))) is type(caught.value)

@@ -353,3 +353,20 @@ def test_gradients_that_autograd_knows_to_be_zero_are_added_to() -> None:
 
     for _ in range(3):
         assert torch.equal(second("ltc").cpu(), second("cpu"))
+
+
+@pytest.mark.parametrize("view", [lambda t: t[:, ::2], lambda t: t[:, 1::2], Tensor.t])
+def test_forward_derivatives_of_tensors_that_are_not_contiguous(view: Callable[[Tensor], Tensor]) -> None:
+    def compute(device: str) -> list[Tensor]:
+        primal = view(torch.arange(12.0).view(2, 6).to(device))
+        with forward_ad.dual_level():
+            dual = forward_ad.make_dual(primal, torch.ones_like(primal) * 3)
+            written = view(torch.zeros(2, 6).to(device)).clone().t()
+            written.copy_(dual.t())
+            return [
+                *forward_ad.unpack_dual(dual),
+                *forward_ad.unpack_dual(dual.sin()),
+                forward_ad.unpack_dual(written)[1],
+            ]
+
+    assert_like_eager(compute, exact=False)

@@ -246,3 +246,13 @@ def test_the_operator_of_attention_returns_weights_where_they_are_asked_for(need
     ours, expected = attend(*map(lazy, tensors)), attend(*tensors)
     assert_same(ours[0], expected[0])
     assert (ours[1] is None) == (expected[1] is None) != need_weights
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta state")
+def test_the_indices_of_a_compressed_tensor_are_checked_at_the_call() -> None:
+    with settings.scope(fallback="allow"), torch.sparse.check_sparse_tensor_invariants():
+        rows, columns, values = lazy(torch.tensor([0, 2, 3]), torch.tensor([0, 2, 1]), torch.tensor([1.0, 2.0, 3.0]))
+        made = torch.sparse_csr_tensor(rows, columns, values, (2, 3))
+        assert made.to_dense().tolist() == [[1.0, 0.0, 2.0], [0.0, 3.0, 0.0]]
+        with pytest.raises(RuntimeError, match=r"== nnz` is not satisfied"):
+            torch.sparse_csr_tensor(lazy(torch.tensor([0, 2, 5])), columns, values, (2, 3))

@@ -247,3 +247,12 @@ def test_reading_what_the_pending_program_only_takes_cuts_nothing() -> None:
     assert x[0].item() == 10.0
     assert recorder.empty
     assert z.tolist() == [10.0, 22.0, 24.0, 26.0]
+
+
+@pytest.mark.usefixtures("backend")
+@pytest.mark.parametrize("op", [torch.add, torch.sub, torch.mul, torch.div, torch.true_divide, torch.multiply])
+def test_a_number_may_stand_in_the_place_of_the_first_tensor(op: Callable[..., Tensor]) -> None:
+    for number, x in itertools.product((2, 2.5, 3), (torch.arange(1.0, 4.0), torch.arange(1, 4), torch.ones(2, 1).t())):
+        got, wanted = op(number, lazy(x)), op(number, x)
+        assert got.dtype is wanted.dtype
+        assert_same(got, wanted)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -268,6 +269,20 @@ def test_out_target_of_another_size_is_resized() -> None:
         return [empty, wrong, right, values, places]
 
     assert_like_eager(compute)
+
+
+def test_resizing_an_out_target_with_elements_warns_at_every_call() -> None:
+    a = torch.ones(3, device="ltc")
+    for _ in range(3):
+        with pytest.warns(
+            UserWarning, match=r"resized since it had shape \[2\].* required output shape \[3\]"
+        ) as caught:
+            torch.add(a, a, out=torch.ones(2, device="ltc"))
+        assert caught[-1].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch.add(a, a, out=torch.empty(0, device="ltc"))
+        torch.eye(3, out=torch.ones(2, device="ltc"))
 
 
 def test_out_target_aliasing_a_view_is_written_through() -> None:

@@ -55,6 +55,24 @@ def test_autoload_claims_the_name_and_imports_nothing() -> None:
     print(f"autoload took {float(lines[4]) * 1e3:.2f} ms")
 
 
+def test_batches_are_pinned_before_the_package_is_loaded_and_after() -> None:
+    lines = run(
+        """
+        def batches():
+            loader = torch.utils.data.DataLoader(torch.arange(4.0), batch_size=2, pin_memory=True)
+            return [batch.tolist() for batch in loader], torch.ones(1).pin_memory().tolist()
+
+        print(batches(), "torch_ltc" in sys.modules)
+        torch.ltc.synchronize()
+        print(batches(), "torch_ltc" in sys.modules)
+        """
+    )
+    assert lines == [
+        "([[0.0, 1.0], [2.0, 3.0]], [1.0]) False",
+        "([[0.0, 1.0], [2.0, 3.0]], [1.0]) True",
+    ]
+
+
 @pytest.mark.parametrize(
     "touch",
     [
@@ -130,3 +148,20 @@ def test_older_versions_are_refused_with_the_range(version: str) -> None:
     assert version in str(caught.value)
     assert "pip install 'torch>=2.11,<2.16'" in str(caught.value)
     assert isinstance(caught.value, ImportError)
+
+
+def test_the_first_program_is_recorded_without_a_full_garbage_collection() -> None:
+    code = """
+import gc
+import torch, torch_ltc
+full = []
+gc.callbacks.append(lambda phase, info: full.append(1) if phase == "start" and info["generation"] == 2 else None)
+assert gc.isenabled()
+x = y = torch.ones(16).to("ltc")
+for _ in range(3000):
+    y = y + x
+assert y[0].item() == 3001.0
+print(len(full))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout == "0\n", done.stderr

@@ -53,6 +53,27 @@ def test_each_device_has_a_worker_and_later_work_waits_for_that_of_others() -> N
     assert executor.call(lambda: executor.call(lambda: 7)) == 7
 
 
+def test_an_idle_worker_launches_before_the_thread_that_queued_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    executor = Executor()
+    executor.call(lambda: None)
+    monkeypatch.setattr(sys.modules["torch_ltc.execute.executor"], "_LAUNCH_S", LONG_S)
+    gate = threading.Event()
+    assert executor.is_idle()
+    with settings.scope(device_type="cuda"):
+        executor.call(lambda: None)
+        item = executor.submit(lambda: (time.sleep(0.05), 1 // 0))
+        assert not executor.is_idle()
+        executor.let_launch(item)
+        assert item.done()
+        # A long one is waited for a bounded time.
+        monkeypatch.setattr(sys.modules["torch_ltc.execute.executor"], "_LAUNCH_S", 0.01)
+        item = executor.submit(lambda: gate.wait(LONG_S))
+        executor.let_launch(item)
+        assert not item.done()
+    gate.set()
+    executor.drain()
+
+
 def test_call_gives_the_result_and_raises_the_error() -> None:
     executor = Executor()
     assert executor.call(lambda: 5) == 5

@@ -175,3 +175,16 @@ def test_on_a_gpu_the_library_decides_about_the_memory_format_of_convolutions() 
         ask(aten.convolution.default, image.contiguous(memory_format=torch.channels_last), weight, *rest)
         assert asked[1:] == ["cuda"]
     inference.clear_inference_cache()
+
+
+def test_a_list_of_other_numbers_is_another_pattern() -> None:
+    large = torch.ones(100, 200)
+    op = torch.ops.aten._foreach_maximum.ScalarList
+    assert len(returns(op, [large, large], [1.0, 2.0])) == 2
+    with pytest.raises(NotImplementedError, match="complex"):
+        ask(op, [large, large], [1.0, 2j])
+
+
+def test_more_categories_than_multinomial_takes_are_refused() -> None:
+    with pytest.raises(RuntimeError, match="number of categories"):
+        ask(aten.multinomial.default, torch.empty(2**24 + 1), 3)

@@ -432,3 +432,11 @@ def test_training_needs_no_inference(monkeypatch: pytest.MonkeyPatch) -> None:
         F.cross_entropy(model(image, words), target).backward()
         optimizer.step()
     assert asked == []
+
+
+@pytest.mark.parametrize("stride", [(8, 1), (1, 8), (0, 0)])
+def test_strides_of_dimensions_of_length_one_do_not_matter_where_nothing_is_broadcast(stride: tuple[int, int]) -> None:
+    odd = torch.arange(40.0).as_strided((1, 1), stride, 7)
+    question = Question(aten.add.Tensor, (torch.ones(1, 1), odd), {})
+    assert question.by_rule() is not None
+    assert question.by_rule() == question.by(eager)

@@ -17,6 +17,7 @@ from torch_ltc.backends import torchscript
 from torch_ltc.backends.torchscript import ScriptComputation, TorchScriptBackend, graph, segments
 from torch_ltc.backends.torchscript.source_ranges import Lines
 from torch_ltc.config import settings
+from torch_ltc.execute import run
 from torch_ltc.execute.pending import pending_program
 from torch_ltc.program.instruction import Call, Program, Scalar, Value
 from torch_ltc.source import UNKNOWN, Source
@@ -194,3 +195,21 @@ def test_any_file_name_and_any_text_makes_a_line(file: str) -> None:
     del linecache.cache[file]
     assert str(node).strip().endswith(f"# {file.encode('utf-8', 'replace').decode()}:2:1")
     assert text[:17] in node.sourceRange()
+
+
+def test_results_are_checked_until_a_run_needed_no_correction(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[int] = []
+    check = run._check
+
+    def noted(entry: Any, *rest: Any) -> bool:
+        checked.append(entry.program.identity)
+        return check(entry, *rest)
+
+    monkeypatch.setattr(run, "_check", noted)
+    x = torch.ones(4, 17).to("ltc")
+    with settings.scope(backend="torchscript", tiers="blocking"):
+        for _ in range(5):
+            y = (x + 1).relu() * 2
+            torch_ltc.sync(wait=True)
+            assert torch.equal(y.cpu(), torch.full((4, 17), 4.0))
+    assert len(checked) == 1

@@ -23,7 +23,7 @@ def grow(tree: Tree, *keys: object, program: bool = True) -> Node:
     for key in keys:
         node = tree.find(node, (key,)) or tree.add(node, (key,), instruction())
     if program:
-        node.programs[()] = object()
+        tree.keep_program(node, (), object())
         tree.touch(node)
     return node
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from torch_ltc.errors import ExecutionError, InferenceError, LtcError
+from torch_ltc.errors import InferenceError, LtcError, execution_error_class
 from torch_ltc.events import MismatchEvent, emit
 from torch_ltc.lowering.interface import Arguments, Backend, Computation, Outcome
 from torch_ltc.lowering.kernel_call import fill, flatten_results, laid_out
@@ -249,6 +249,6 @@ def _failure(call: Call, values: list[Any], error: Exception, source: Source) ->
         return error
     shapes = [repr(spec_of(values[n])) if isinstance(values[n], torch.Tensor) else "?" for n in call.operands]
     what = f"{call.name} failed when its program ran: {error}"
-    failure = ExecutionError(what, op=call.name, input_shapes=shapes, source=str(source))
+    failure = execution_error_class(error)(what, op=call.name, input_shapes=shapes, source=str(source))
     failure.__cause__ = error
     return failure

@@ -22,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 from torch_ltc.cli.numpy_memory import NumpyMemory, storage_of
 from torch_ltc.cli.output import note
 from torch_ltc.formatting import count_text
+from torch_ltc.libraries.choice import DEVICE
 from torch_ltc.pytorch.patches import Patches
 from torch_ltc.pytorch.private import device_constructors, pytree, storage_use_count, untyped_storage
 
@@ -80,9 +81,10 @@ class _Script:
 
 
 class _Thread(threading.local):
-    """Calls of placed modules that this thread is inside of, and its mode."""
+    """Calls of placed modules that this thread is inside of, whether a library moves a module, and its mode."""
 
     depth = 0
+    to_device = False
     mode: _Placement | None = None
 
 
@@ -182,6 +184,18 @@ def _follow_modules(patches: Patches) -> None:
 
         return add
 
+    def moving(original: Callable[..., Any]) -> Callable[..., Any]:
+        def to(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+            # PyTorch makes another object of the device before it moves tensors.
+            before, _thread.to_device = _thread.to_device, any(v is DEVICE for v in (*args, *kwargs.values()))
+            try:
+                return original(self, *args, **kwargs)
+            finally:
+                _thread.to_device = before
+
+        return to
+
+    patches.wrap(torch.nn.Module, "to", moving)
     patches.wrap(torch.nn.Module, "__call__", calling)
     patches.wrap(torch.optim.Optimizer, "add_param_group", adding)
 
@@ -354,7 +368,9 @@ def _to(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any])
     def stays(value: Any) -> Any:
         if isinstance(value, _Tensor):
             return value.dtype
-        known = _names_cpu(value) or (isinstance(value, torch.device) and value.type == NAME)
+        # The device that a library was given to choose is the one exception: what it moves there is to be there.
+        chosen = value is DEVICE or _thread.to_device
+        known = _names_cpu(value) or (isinstance(value, torch.device) and value.type == NAME and not chosen)
         return tensor.device if known else value
 
     options = {("dtype" if name == "other" else name): stays(value) for name, value in kwargs.items()}

@@ -19,6 +19,7 @@ from torch_ltc.debug.doctor import examine, findings_text
 from torch_ltc.debug.explain import explain_recording
 from torch_ltc.debug.recording import ProgramRow, Recording, from_json
 from torch_ltc.debug.report import write_report
+from torch_ltc.debug.report.ranks import RankReport, write_merged
 from torch_ltc.errors import RecordingError
 from torch_ltc.formatting import count_text, duration_text
 from torch_ltc.program.difference import difference, difference_text
@@ -169,6 +170,13 @@ def _report_options(parser: argparse.ArgumentParser) -> None:
         "-o", "--output", type=Path, default=Path("report.html"), metavar="FILE", help="the page (%(default)s)"
     )
     parser.add_argument("--open", action="store_true", help="show it in the browser")
+    parser.add_argument(
+        "--merge",
+        nargs="+",
+        type=Path,
+        metavar="FILE",
+        help="make one page of the recordings of several ranks, with a table that compares them",
+    )
     add_json(parser)
 
 
@@ -180,10 +188,17 @@ def _report_options(parser: argparse.ArgumentParser) -> None:
     _report_options,
 )
 def _report(options: argparse.Namespace) -> int:
-    recording = read_recording(options.recording)
-    findings = examine(recording)
+    if options.merge:
+        named = [(path.stem, read_recording(path)) for path in options.merge]
+    else:
+        named = [("", read_recording(options.recording))]
+    reports = [RankReport(name, recording, examine(recording)) for name, recording in named]
+    findings = [finding for report in reports for finding in report.findings]
     try:
-        write_report(options.output, recording, findings)
+        if options.merge:
+            write_merged(options.output, reports)
+        else:
+            write_report(options.output, reports[0].recording, findings)
     except OSError as error:
         raise RecordingError(f"cannot write {options.output}: {error}", hint="name another file with -o") from error
     path = options.output.resolve()

@@ -25,6 +25,7 @@ from torch_ltc.debug.recording import Finding, Recording
 from torch_ltc.debug.report import write_report
 from torch_ltc.errors import LtcError, SettingError
 from torch_ltc.formatting import count_text
+from torch_ltc.libraries.choice import always_in_libraries
 
 SEVERITIES = ("error", "warning", "hint")
 
@@ -92,6 +93,7 @@ def _run(options: argparse.Namespace) -> int:
                 stack.enter_context(cuda_names())
             elif not options.no_placement:
                 stack.enter_context(placement())
+            stack.enter_context(always_in_libraries())
             status = run_script(options.script, options.as_module)
         status = _wait(status)
         try:

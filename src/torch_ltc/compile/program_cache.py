@@ -17,8 +17,9 @@ from torch_ltc.compile.state import CompileStatus, State
 from torch_ltc.config import settings
 from torch_ltc.lowering.interface import Backend, Computation
 from torch_ltc.lowering.lower import Executable
+from torch_ltc.program.collectives import collectives_of
 from torch_ltc.program.effects import may_fail
-from torch_ltc.program.instruction import Call, Program, Return
+from torch_ltc.program.instruction import Call, Program, Return, written_positions
 from torch_ltc.program.spec import Spec
 from torch_ltc.program.text import program_text
 from torch_ltc.pytorch.switches import TorchState
@@ -38,6 +39,7 @@ class CachedProgram:
         "program",
         "torch_state",
         "single",
+        "collective",
         "runs",
         "reference",
         "compiled",
@@ -71,6 +73,8 @@ class CachedProgram:
         self.torch_state = torch_state or TorchState.current()
         # One call at most: a backend's code for it does what PyTorch's kernel does.
         self.single = len(program.calls) <= 1
+        # It talks to other ranks: no run of it may be repeated.
+        self.collective = bool(collectives_of(program))
         self.runs = 0
         self.reference: Computation | None = None
         # The executable of the active backend, and those of backends that were active before.
@@ -168,7 +172,8 @@ def written_inputs(program: Program, calls: int) -> set[int]:
                 operand = call.operands[item.operand] if item.operand >= 0 and number >= 0 else -1
                 if operand in buffer_of_value:
                     buffer_of_value[number] = buffer_of_value[operand]
-        written.update([buffer_of_value[n] for n in call.mutated if n in buffer_of_value])
+        if written_positions(call.op):
+            written.update([buffer_of_value[n] for n in call.mutated if n in buffer_of_value])
     return written
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from torch_ltc.config import settings
+from torch_ltc.config import rank, settings
 from torch_ltc.debug.doctor import examine, findings_text
 from torch_ltc.debug.explain import Text
 from torch_ltc.debug.history import history
@@ -79,15 +79,17 @@ def write_at_exit() -> None:
     """Write the report that the setting `report` names. A failure is a warning: the process is ending.
 
     A process that `multiprocessing` started writes beside its parent's file, under its own number, and only if it has
-    used the device.
+    used the device. A rank that `torchrun` started writes under its rank: "report.rank1.html".
     """
     path = settings.report
     if not path:
         return
-    if multiprocessing.parent_process() is not None:
+    name, suffix = os.path.splitext(path)
+    if rank() is not None:
+        path = f"{name}.rank{rank()}{suffix}"
+    elif multiprocessing.parent_process() is not None:
         if not history.recording(texts=False).programs:
             return
-        name, suffix = os.path.splitext(path)
         path = f"{name}.{os.getpid()}{suffix}"
     try:
         report(path)

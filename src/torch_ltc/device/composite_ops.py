@@ -67,9 +67,11 @@ def matmul(self: torch.Tensor, other: torch.Tensor) -> Any:
     """Autograd's kernel of `aten::matmul`: one call for batches of matrices, else decomposed as PyTorch does."""
     if self.dim() == 2 and other.dim() == 2:
         return aten.mm.default(self, other)
-    if not is_batch_product(self, other) or not _are_plain(self, other):
+    with_gradient = torch.is_grad_enabled()
+    # PyTorch's derivative of the whole operator is not for complex numbers.
+    if not is_batch_product(self, other) or not _are_plain(self, other) or (with_gradient and self.is_complex()):
         return composed(aten.matmul.default, self, other)
-    if torch.is_grad_enabled():
+    if with_gradient:
         return with_derivative(aten.matmul.default, self, other)
     return _matmul(self, other)
 

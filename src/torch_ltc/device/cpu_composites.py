@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -33,6 +34,14 @@ def _stand_in(tensor: torch.Tensor | None) -> torch.Tensor | None:
     return made.requires_grad_(tensor.requires_grad) if tensor.requires_grad else made
 
 
+@cache
+def _check_ranks(*operands: tuple[torch.dtype, int] | None) -> None:
+    """Raise what eager raises for operands of these dtypes and ranks, before all else and on any device; sizes are
+    checked by the kernel that it chooses."""
+    made = [None if o is None else torch.empty((1,) * o[1], dtype=o[0], device="meta") for o in operands]
+    torch.nn.functional.scaled_dot_product_attention(*made)  # type: ignore[arg-type]
+
+
 def _attention_choice(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -54,9 +63,7 @@ def _attention_choice(
     known = (*specs, dropout_p, is_causal, scale, enable_gqa, enabled)
     choice = _choices.get(known)
     if choice is None:
-        # Before all else eager checks dtypes and ranks, on any device; sizes are checked by the kernel that it chooses.
-        ranks = [None if t is None else torch.empty((1,) * t.dim(), dtype=t.dtype, device="meta") for t in tensors]
-        torch.nn.functional.scaled_dot_product_attention(*ranks)  # type: ignore[arg-type]
+        _check_ranks(*(None if t is None else (t.dtype, t.dim()) for t in tensors))
         made: list[Any] = [_stand_in(t) for t in tensors]
         if mask is not None and mask.dtype is torch.bool:
             made[3] = made[3].to(query.dtype)

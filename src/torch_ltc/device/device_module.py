@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from typing import Any
 
 import torch
 
-from torch_ltc.config import settings
+from torch_ltc.config import Origin, local_rank, settings
 from torch_ltc.errors import DeviceMismatchError
 from torch_ltc.events import SyncReason
 from torch_ltc.execute.executor import NOTHING, executor
@@ -59,8 +61,30 @@ def current_device() -> int:
 
 
 def set_device(device: _Device) -> None:
-    """Accepts the one device there is."""
-    _check(device)
+    """Choose the GPU that `ltc:0` of this process is, by its number; on the CPU there is nothing to choose.
+
+    Under `torchrun` it is that of the local rank from the start. It can be chosen as long as nothing is on the device.
+    """
+    if settings.device_type == "cpu" or not isinstance(device, int) or not 0 < device < torch.cuda.device_count():
+        _check(device)
+    elif device != settings.device_ordinal:
+        if memory.current_bytes or not recorder.empty:
+            raise DeviceMismatchError(
+                f"there are tensors on the GPU {settings.device_ordinal} already: a process has one device, ltc:0",
+                hint="call set_device before the first tensor is made, or start a process for each GPU with torchrun",
+            )
+        settings.device_ordinal = device
+
+
+def _follow_local_rank() -> None:
+    """Of several processes on a machine each takes a GPU of its own, unless a setting says which."""
+    rank = local_rank()
+    if settings.device_type != "cpu" and rank is not None and settings.origin("device_ordinal") is Origin.DEFAULT:
+        settings.device_ordinal = rank % max(torch.cuda.device_count(), 1)
+
+
+settings.watch("device_type", _follow_local_rank)
+_follow_local_rank()
 
 
 def get_device_name(device: _Device = None) -> str:
@@ -257,6 +281,42 @@ def reset_accumulated_memory_stats(device: _Device = None) -> None:
 # ---- streams: the device has one, in program order ------------------------------------------------------------------
 
 
+class Event:
+    """A point of the program. With `enable_timing` it ends the pending program where it is recorded, and takes the time
+    when that has run."""
+
+    def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> None:
+        self.device = torch.device("ltc", 0)
+        self._timing = enable_timing
+        self._reached: Future[float] | None = None
+
+    def record(self, stream: object = None) -> None:
+        """Be this point from now on."""
+        if self._timing:
+            with recorder.lock:
+                cut(SyncReason.EXPLICIT)
+                self._reached = executor.submit(time.perf_counter, NOTHING, wait=False)
+
+    def wait(self, stream: object = None) -> None:
+        """Nothing to wait for: work runs in the order in which it was recorded."""
+
+    def query(self) -> bool:
+        """True when everything before it has run."""
+        if self._reached is not None:
+            return self._reached.done()
+        return recorder.empty and executor.is_idle()
+
+    def synchronize(self) -> None:
+        """Sync, and return when everything has run."""
+        synchronize()
+
+    def elapsed_time(self, end: Event) -> float:
+        """Milliseconds between this event and a later one, both recorded with `enable_timing`."""
+        if self._reached is None or end._reached is None:
+            raise ValueError("both events must be recorded, and made with enable_timing=True")
+        return 1e3 * (executor.result_of(end._reached) - executor.result_of(self._reached))
+
+
 class Stream:
     """The device's only stream: work runs in the order in which it was recorded."""
 
@@ -272,9 +332,18 @@ class Stream:
     def wait_stream(self, stream: object) -> None:
         """Nothing to wait for: there is one stream."""
 
-    def record_event(self, event: object = None) -> object:
-        """Events of the only stream need no record."""
-        return event
+    def wait_event(self, event: object) -> None:
+        """Nothing to wait for: work runs in the order in which it was recorded."""
+
+    def query(self) -> bool:
+        """True when everything that was recorded has run."""
+        return recorder.empty and executor.is_idle()
+
+    def record_event(self, event: Event | None = None) -> Event:
+        """Record an event, a new one if none is given."""
+        made = Event() if event is None else event
+        made.record(self)
+        return made
 
     def __enter__(self) -> Stream:
         return self

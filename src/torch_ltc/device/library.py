@@ -23,28 +23,34 @@ from torch_ltc.device import (
 )
 from torch_ltc.device.fallback import run_eagerly
 from torch_ltc.device.kernels import Kernel, eager_kernel, make_kernel, native_operators, record
+from torch_ltc.device.registration import composed_explicitly
 from torch_ltc.native.recording import native
 from torch_ltc.pytorch.patches import registers
 from torch_ltc.pytorch.private import OpOverload, all_schemas, has_kernel, has_kernel_for
 from torch_ltc.pytorch.table import COMPOSITE_GRADIENTS, PIN_MEMORY
 from torch_ltc.record.native_nodes import make_native_operator
-from torch_ltc.record.operator import Operator
+from torch_ltc.record.operator import Kind, Operator
 
 # Left to PyTorch's own kernels. The first group makes aliases that must not go through Python (`detach` of a tensor
 # that has a Python object breaks nn.Parameter) or works on autograd's structures; the second composes other operators
 # on whatever device its arguments name, or draws random numbers without taking a generator.
 _ALIASES_AND_AUTOGRAD = (
-    "detach detach_ alias _conj _neg_view lift lift_fresh _fw_primal _make_dual _unpack_dual _has_same_storage_numel "
+    "detach detach_ alias _conj _neg_view lift lift_fresh _fw_primal _make_dual _unpack_dual "
     "is_pinned _pin_memory record_stream _backward requires_grad_ retain_grad rename_ rename align_to refine_names "
-    "_new_zeros_with_same_feature_meta _efficientzerotensor is_same_size is_set_to _assert_tensor_metadata"
+    "_efficientzerotensor is_same_size is_set_to _assert_tensor_metadata"
 )
 _COMPOSED_ANYWHERE = (
     "empty_like zeros_like ones_like full_like rand_like randn_like randint_like new_empty new_empty_strided new_full "
     "new_zeros new_ones rand randn randint randperm normal_functional empty.names to_dense to_sparse to_mkldnn"
 )
 _NOT_OURS = frozenset(f"{_ALIASES_AND_AUTOGRAD} {_COMPOSED_ANYWHERE}".split())
-# Raises an error that depends on which memory is shared, and computes nothing.
-_AT_ONCE = "aten::_test_parallel_materialize"
+# They compute nothing, and raise an error that depends on which memory is shared, or on the indices of a sparse tensor.
+_AT_ONCE = {
+    "aten::_test_parallel_materialize": "it asks for the state of memory",
+    "aten::_validate_compressed_sparse_indices": "it checks data",
+}
+# Factories whose bounds may be tensors.
+_RANGES = frozenset({"linspace", "logspace"})
 _COMPOSITE = "CompositeImplicitAutograd"
 
 _libraries: list[torch.library.Library] = []
@@ -92,17 +98,31 @@ def kernel_for(op: OpOverload) -> Kernel | None:
     left_out = plain in _NOT_OURS or f"{plain}.{op._overloadname}" in _NOT_OURS
     if left_out and not (_has_out(operator) and has_kernel_for(name, "CPU")):
         return None
-    if name == _AT_ONCE:
-        return eager_kernel(operator, "it asks for the state of memory")
+    if name in _AT_ONCE:
+        return eager_kernel(operator, _AT_ONCE[name])
     if torch.Tag.inplace_view in op.tags:
         return views.inplace_view_kernel(op)
     if operator.random:
         return random_ops.random_kernel(op)
     if not operator.dynamic and _has_out(operator):
         return views.out_kernel(operator)
+    if plain in _RANGES and operator.kinds[:2].count(Kind.TENSOR):
+        return _on_any_device(op, make_kernel(op))
     if plain.startswith("_foreach_"):
         return _counting_versions(operator, make_kernel(op))
     return make_kernel(op)
+
+
+def _on_any_device(op: OpOverload, kernel: Kernel) -> Kernel:
+    """The kernel of a factory with tensors among its arguments: asked for another device than theirs, which is the
+    default, PyTorch's own reads them."""
+
+    def on_any_device(*args: Any, device: torch.device | None = None, **kwargs: Any) -> Any:
+        if device is None or device.type == "ltc":
+            return kernel(*args, device=device, **kwargs)
+        return composed_explicitly(op, *args, device=device, **kwargs)
+
+    return on_any_device
 
 
 def _counting_versions(operator: Operator, kernel: Kernel) -> Kernel:

@@ -8,6 +8,7 @@ ends the process. So the call takes the error away first, and it is raised again
 from __future__ import annotations
 
 import ctypes
+import sys
 from types import ModuleType
 from typing import Any
 
@@ -108,6 +109,9 @@ def register_name(module: ModuleType) -> None:
             f"the device slot that torch_ltc uses is taken by {current!r}",
             hint=f"use torch_ltc in a process that does not import the package behind {current!r}",
         )
+    autoload = sys.modules.get("torch_ltc_autoload")
+    if autoload is not None:
+        autoload.release()
     if current != NAME:
         torch.utils.rename_privateuse1_backend(NAME)
     # The module itself replaces the proxy that autoload put there.
@@ -166,6 +170,11 @@ def with_derivative(op: Any, *args: Any) -> Any:
     """Run a composite operator with the derivative that PyTorch's autograd has for it as a whole, which it uses for
     nested tensors; below autograd, the device's kernel runs."""
     return op._handle.redispatch_boxed(_WITH_DERIVATIVE, *args)
+
+
+def composed_explicitly(op: Any, *args: Any, **kwargs: Any) -> Any:
+    """Run an operator with PyTorch's kernel for all devices, below autograd."""
+    return op._op_dk(DispatchKey.CompositeExplicitAutograd, *args, **kwargs)
 
 
 def composed(op: Any, *args: Any) -> Any:

@@ -119,19 +119,43 @@ def _set_from_file(storage: Any, buffer: Buffer, *args: Any) -> Any:
     return storage.copy_(loaded)
 
 
+_ON_TENSORS = "work on the tensor, or on tensor.cpu()"
+
+
+@_on_buffer("resize_")
+def _resize(storage: Any, buffer: Buffer, size_bytes: int) -> Any:
+    # Who empties a storage, as FSDP does, fills it again before it is read: its memory stays.
+    if size_bytes not in (0, buffer.size_bytes):
+        raise _refusal("resize_", _ON_TENSORS)
+    return storage
+
+
+def _refusal(name: str, hint: str) -> DataAccessError:
+    what = f"UntypedStorage.{name} needs memory that a storage of the ltc device does not have"
+    return DataAccessError(what, hint=hint)
+
+
 def _refuse(name: str, hint: str) -> None:
     @_on_buffer(name)
     def refused(storage: Any, buffer: Buffer, *args: Any, **kwargs: Any) -> Any:
-        raise DataAccessError(
-            f"UntypedStorage.{name} needs memory that a storage of the ltc device does not have", hint=hint
-        )
+        raise _refusal(name, hint)
 
 
-for _name in ("fill_", "resize_", "__setitem__", "byteswap"):
-    _refuse(_name, "work on the tensor, or on tensor.cpu()")
+for _name in ("fill_", "__setitem__", "byteswap"):
+    _refuse(_name, _ON_TENSORS)
 # The last two are what a queue or a pipe of `torch.multiprocessing` asks for.
 for _name in ("share_memory_", "_share_fd_cpu_", "_share_filename_cpu_"):
     _refuse(_name, "share tensor.cpu() between processes, and move it with .to('ltc') in each of them")
+
+
+@replaces("torch.TypedStorage._get_legacy_storage_class")
+def _with_classes_of_the_cpu(original: Any) -> Any:
+    # PyTorch looks for classes of typed storages in the module of the device; what it deprecates is not made anew.
+    def legacy_storage_class(self: Any) -> Any:
+        lazy = storage_buffer(self._untyped_storage) is not None
+        return original(_typed_storage(torch.UntypedStorage(0, device="cpu"), self.dtype) if lazy else self)
+
+    return legacy_storage_class
 
 
 @replaces("torch.TypedStorage.__reduce__")

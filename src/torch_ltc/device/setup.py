@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from torch_ltc import metrics
 from torch_ltc.compile.program_cache import CachedProgram
@@ -10,6 +13,7 @@ from torch_ltc.compile.program_cache import CachedProgram
 # Modules that only replace something: importing them is enough.
 from torch_ltc.device import (  # noqa: F401
     autocast,
+    dlpack,
     grad_scaler,
     process_transfer,
     script_archives,
@@ -45,11 +49,29 @@ def _forget_counts() -> None:
 
 def set_up() -> None:
     """Register the kernels and change PyTorch, at import."""
-    register_kernels()
-    program_synced.add(_count)
-    metrics.on_reset(_forget_counts)
-    apply_forced_fallback()
-    install()
+    with _objects_that_stay():
+        register_kernels()
+        program_synced.add(_count)
+        metrics.on_reset(_forget_counts)
+        apply_forced_fallback()
+        install()
+
+
+@contextmanager
+def _objects_that_stay() -> Iterator[None]:
+    """Have the garbage collector look at what importing has made once, at the end.
+
+    Imports leave so many new objects that the next collection of the oldest generation is a full one, of 0.1 s. It
+    would fall into the user's first step, which makes thousands of nodes.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+            gc.collect()
 
 
 def install() -> None:

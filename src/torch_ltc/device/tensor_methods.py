@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from torch_ltc.config import settings
-from torch_ltc.errors import DataAccessError
 from torch_ltc.execute.pending import uncomputed
 from torch_ltc.execute.sync import read, sync
 from torch_ltc.program.spec import spec_of
@@ -24,22 +22,6 @@ def _dropping_number(descriptor: Any) -> Any:
         descriptor.__set__(self, value)
 
     return property(descriptor.__get__, set_data, doc=descriptor.__doc__)
-
-
-def _refusing(what: str) -> Callable[[Any], Any]:
-    def around(original: Any) -> Any:
-        def refuse(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-            if tensor.device.type == "ltc":
-                raise DataAccessError(
-                    f"{what} was asked of a tensor on ltc: its memory is the physical device's, and may not be "
-                    "computed yet",
-                    hint="use tensor.cpu() and take it from there",
-                )
-            return original(tensor, *args, **kwargs)
-
-        return refuse
-
-    return around
 
 
 @replaces("torch.Tensor.data_ptr")
@@ -73,8 +55,6 @@ def _of_physical(original: Any) -> Any:
 
 for _path in ("torch._C._is_cow_tensor", "torch._C._data_address"):
     replaces(_path)(_of_physical)
-for _path in ("torch.Tensor.__dlpack__", "torch.utils.dlpack.to_dlpack", "torch.to_dlpack", "torch._C._to_dlpack"):
-    replaces(_path)(_refusing("a DLPack capsule"))
 
 
 # The value number is a cache that belongs to this very tensor: it must not travel with a copy.

@@ -26,6 +26,22 @@ def _for_physical_device(original: Any) -> Any:
     return adjust
 
 
+@replaces("torch._C._select_conv_backend")
+def _of_physical_kernels(original: Any) -> Any:
+    def select(*args: Any, **kwargs: Any) -> Any:
+        return original(*map(_physical_like, args), **{name: _physical_like(value) for name, value in kwargs.items()})
+
+    return select
+
+
+def _physical_like(value: Any) -> Any:
+    """A tensor of the device as an empty one of the physical device that looks the same; everything else as it is."""
+    if type(value) not in (torch.Tensor, torch.nn.Parameter) or value.device.type != "ltc":
+        return value
+    made = torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=physical_device())
+    return made.requires_grad_(value.requires_grad)
+
+
 # ---- generators ---------------------------------------------------------------------------------------------------
 
 

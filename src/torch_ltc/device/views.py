@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch_ltc.program.spec import Spec, contiguous_strides, make_spec, spec_of
 from torch_ltc.pytorch.private import META, OpOverload, conj_view, set_data
 from torch_ltc.record.arguments import operand_tensors
 from torch_ltc.record.buffer import buffer_of
-from torch_ltc.record.operator import Operator
+from torch_ltc.record.operator import Kind, Operator
 from torch_ltc.record.recorder import recorder
 from torch_ltc.shapes.inference import CannotInfer
 
@@ -162,8 +163,19 @@ def set_nothing(tensor: torch.Tensor) -> torch.Tensor:
     return become(tensor, empty_tensor((0,), None, tensor.dtype))
 
 
+# As eager says it. What PyTorch's kernel says in shape inference comes once, and not for shapes that are known.
+_RESIZED = (
+    "An output with one or more elements was resized since it had shape {}, which does not match the required output "
+    "shape {}. This behavior is deprecated, and in a future PyTorch release outputs will not be resized unless they "
+    "have zero elements. You can explicitly reuse an out tensor t by resizing it, inplace, to zero elements with "
+    "t.resize_(0)."
+)
+
+
 def out_kernel(operator: Operator) -> Kernel:
     """Kernel of an `out=` overload: targets of another size are resized first, then the call is recorded."""
+    # Factories resize without a word.
+    takes_tensors = any(a.kind in (Kind.TENSOR, Kind.TENSORS) and not a.written for a in operator.arguments)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         values = operator.values(args, kwargs)
@@ -173,6 +185,8 @@ def out_kernel(operator: Operator) -> Kernel:
             return run_eagerly(operator, values, str(reason))
         tensors = operand_tensors(operator, values)
         for place, spec in resized:
+            if takes_tensors and tensors[place].numel():
+                warnings.warn(_RESIZED.format(list(tensors[place].shape), list(spec.size)), stacklevel=2)
             resize_to(tensors[place], spec)
         return record(operator, values)
 
@@ -215,7 +229,38 @@ def linalg_lu_solve_out(
 _LU_SOLVE = Operator(aten.linalg_lu_solve.out)
 _lu_solve_out = out_kernel(_LU_SOLVE)
 
+
+def _storage_length(tensor: torch.Tensor) -> int:
+    """How many elements of the tensor's dtype its storage holds."""
+    return buffer_of(tensor).size_bytes // tensor.element_size()
+
+
+def new_zeros_with_same_feature_meta(
+    tensor: torch.Tensor, other: torch.Tensor, *, self_num_batch_dims: int = 0
+) -> torch.Tensor:
+    """Kernel of `aten::_new_zeros_with_same_feature_meta`, which makes the tangent of a tensor that is not contiguous:
+    zeros that lie in their storage as `other` does, for each of the leading dimensions of `tensor`."""
+    length = _storage_length(other)
+    batch = tuple(tensor.shape[:self_num_batch_dims])
+    strides: list[int] = []
+    for size in reversed(batch):
+        strides.insert(0, length)
+        length *= size
+    zeros = aten.zeros.default([length], dtype=other.dtype, device=other.device)
+    made: torch.Tensor = aten.as_strided.default(
+        zeros, [*batch, *other.shape], [*strides, *other.stride()], other.storage_offset()
+    )
+    return made
+
+
+def has_same_storage_numel(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+    """Kernel of `aten::_has_same_storage_numel`."""
+    return _storage_length(tensor) == _storage_length(other)
+
+
 KERNELS = {
+    "aten::_has_same_storage_numel": has_same_storage_numel,
+    "aten::_new_zeros_with_same_feature_meta": new_zeros_with_same_feature_meta,
     "aten::linalg_lu_solve.out": linalg_lu_solve_out,
     "aten::addbmm_": addbmm_,
     "aten::as_strided": as_strided,

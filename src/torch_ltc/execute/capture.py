@@ -30,6 +30,7 @@ from torch_ltc.lowering.functional_computation import FunctionalComputation
 from torch_ltc.lowering.interface import Arguments, Computation, Outcome
 from torch_ltc.lowering.lower import same_number
 from torch_ltc.lowering.out_of_memory import make_room
+from torch_ltc.program.collectives import collectives_of, is_collective
 from torch_ltc.program.instruction import Call, Program
 from torch_ltc.pytorch.private import data_pointer
 from torch_ltc.record.buffer import Buffer
@@ -177,12 +178,18 @@ class Capture:
                 reason = "compiled code takes its run-time numbers from the host, and they change"
                 self._refuse(reason, self._first_with_a_changing_number())
                 return None
+            talking = collectives_of(program)
+            if talking:
+                self._refuse("compiled code cannot be captured around calls that talk to other ranks", talking[0])
+                return None
             made = CapturedFunction(program, self._written, computation, self._graphs, self._watched.moving)
         else:
             if any(call.layout.copied is None for call in program.calls):
                 # The interpreter has not seen yet how the results of all kernels lie in memory.
                 return None
             direct = self._direct | users_of(program, self._watched.varying)
+            # Ranks wait for each other on the host, and may not capture at the same step.
+            direct |= {i for i, call in enumerate(program.calls) if is_collective(call.op)}
             segments = segments_of(program.calls, direct)
             graphs = sum(not segment.direct for segment in segments)
             if not 0 < graphs <= _MOST_GRAPHS:

@@ -21,7 +21,9 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
+from concurrent.futures import TimeoutError as Timeout
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import torch
@@ -48,6 +50,8 @@ Result = TypeVar("Result")
 # What it costs to end an OpenMP thread and to make it again: a worker keeps its pool for as long after its last item,
 # so that it wastes no more than that, whether or not there is a next one at once.
 _THREAD_S = 50e-6
+# For how long a thread waits for the launches of what it has queued for an idle device.
+_LAUNCH_S = 2e-3
 
 
 class Uses:
@@ -168,6 +172,20 @@ class Executor:
             worker.items.append(item)
             worker.ready.put(None)
         return item.future
+
+    def is_idle(self) -> bool:
+        """True when nothing is queued or under way."""
+        return not self._waiting
+
+    def let_launch(self, item: Future[Any]) -> None:
+        """Give a worker that had nothing to do the time to launch this item, on a device that computes beside the host.
+
+        A thread that goes on in Python without a pause would keep the interpreter to itself for its switch interval,
+        5 ms, while the device has nothing to do.
+        """
+        if settings.device_type != "cpu" and threading.get_ident() not in self._workers:
+            with suppress(Timeout, CancelledError):
+                item.exception(_LAUNCH_S)
 
     def run_here(self, work: Callable[[], None]) -> bool:
         """Run work for the CPU on the calling thread, in its place among what is queued. False, and nothing is run,

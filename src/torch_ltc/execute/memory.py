@@ -74,19 +74,26 @@ class MemoryCount:
 
     def hold(self, buffer: Buffer, maker: Maker = None) -> None:
         """Count this buffer, which has just got its data, until it dies."""
-        data = buffer.data
-        # The same as `size_bytes` in nearly all cases, for a tenth of the time.
-        if isinstance(data, torch.Tensor) and buffer.spec.contiguous and not buffer.grown_bytes:
-            size_bytes = data.nbytes
-        else:
-            size_bytes = buffer.size_bytes
-        reference = weakref.ref(buffer, self._release)
+        self.hold_all([(buffer, maker)])
+
+    def hold_all(self, made: Iterable[tuple[Buffer, Maker]]) -> None:
+        """Count these buffers, which have just got their data, until they die."""
+        held, run, release = self._held, self.run, self._release
         with self._lock:
-            # A gradient that a replay writes to anew is counted once.
-            counted = self._held.get(reference, (0, None, 0))[0]
-            self._held[reference] = (size_bytes, maker, self.run)
-            self.current_bytes += size_bytes - counted
-            self.peak_bytes = max(self.peak_bytes, self.current_bytes)
+            for buffer, maker in made:
+                data = buffer.data
+                # The same as `size_bytes` in nearly all cases, for a tenth of the time.
+                if isinstance(data, torch.Tensor) and buffer.spec.contiguous and not buffer.grown_bytes:
+                    size_bytes = data.nbytes
+                else:
+                    size_bytes = buffer.size_bytes
+                reference = weakref.ref(buffer, release)
+                # A gradient that a replay writes to anew is counted once.
+                counted = held.get(reference)
+                held[reference] = (size_bytes, maker, run)
+                self.current_bytes += size_bytes if counted is None else size_bytes - counted[0]
+                if self.current_bytes > self.peak_bytes:
+                    self.peak_bytes = self.current_bytes
 
     def _release(self, reference: weakref.ref[Buffer]) -> None:
         # Called while a buffer is freed, possibly inside `hold`: a plain dict operation, no lock.

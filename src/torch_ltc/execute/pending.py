@@ -46,7 +46,8 @@ def pending_entry_for(tensors: Sequence[torch.Tensor]) -> CachedProgram:
                 recorder.random,
                 physical_device(),
             )
-            entry = leaf.programs[key] = CachedProgram(program, recorder.torch_state)
+            entry = CachedProgram(program, recorder.torch_state)
+            recorder.tree.keep_program(leaf, key, entry)
         return entry
 
 
@@ -105,9 +106,11 @@ def publish(tensors: Sequence[torch.Tensor]) -> bytes:
     return executables.publish(pending_entry_for(tensors))
 
 
-def run_published(digest: bytes, inputs: Sequence[object]) -> list[torch.Tensor]:
+def run_published(
+    digest: bytes, inputs: Sequence[object], generator: torch.Generator | None = None
+) -> list[torch.Tensor]:
     """Run the program behind `digest` on physical inputs, as `pending_inputs` lists them. Inputs that it writes to are
-    written in place."""
+    written in place. It draws from `generator`, by default the device's own."""
     entry = executables.find(digest)
     if entry is None:
         raise LtcError(
@@ -127,7 +130,7 @@ def run_published(digest: bytes, inputs: Sequence[object]) -> list[torch.Tensor]
     device = physical_device()
 
     def work() -> list[torch.Tensor]:
-        arguments = Arguments(tensors, scalars, device_random.generator, device)
+        arguments = Arguments(tensors, scalars, generator or device_random.generator, device)
         outcome = execute_entry(entry, arguments, TierPolicy.current())
         if outcome.failures:
             raise outcome.failures[0]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import operator
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 
 from torch_ltc.compile.program_cache import CachedProgram
 from torch_ltc.compile.tier_policy import TierPolicy
@@ -55,12 +56,16 @@ class Replayed:
             self._assignments, self._policy = settings.assignments, TierPolicy.current()
         event = self._run_here(inputs, scalars, outputs)
         if event is None:
-            cut(SyncReason.JIT, then=lambda: self._queue(inputs, scalars, outputs))
+            idle = executor.is_idle()
+            jobs: list[Future[None]] = []
+            cut(SyncReason.JIT, then=lambda: jobs.append(self._queue(inputs, scalars, outputs)))
+            if idle:
+                executor.let_launch(jobs[0])
         else:
             emit(event)
         _tell(self.entry, SyncReason.JIT, True, len(outputs), 0.0, began)
 
-    def _queue(self, inputs: list[Buffer], scalars: list[object], outputs: list[Buffer]) -> None:
+    def _queue(self, inputs: list[Buffer], scalars: list[object], outputs: list[Buffer]) -> Future[None]:
         """Have the worker run it. The recorder's lock is held."""
         entry, policy = self.entry, self._policy
         entry.latest = scalars
@@ -83,6 +88,7 @@ class Replayed:
                 buffer.job = job
         set_jobs(made, job)
         set_makers(entry, outputs)
+        return job
 
     def _note(self, took_s: float, ran: object) -> None:
         """Keep the shortest time of an executable; None is the interpreter."""

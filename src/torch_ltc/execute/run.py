@@ -20,6 +20,7 @@ from torch_ltc.errors import BackendError, ExecutionError, LtcError
 from torch_ltc.events import ExecuteEvent, RefusalEvent, emit
 from torch_ltc.execute.capture import Capture, graphs_of
 from torch_ltc.execute.choice import Choice, choice_of, wait_for_device
+from torch_ltc.hooks import Hook
 from torch_ltc.lowering.functional_computation import Memory
 from torch_ltc.lowering.interface import Arguments, Computation, FunctionComputation, Outcome
 from torch_ltc.lowering.lower import Executable
@@ -31,6 +32,10 @@ from torch_ltc.record.buffer import Buffer
 
 # What fails at no particular call.
 _ANYWHERE = (BackendError, FunctionComputation)
+
+before_collectives = Hook[[CachedProgram], None](
+    "before collectives", "before a program that talks to other ranks runs, on the worker"
+)
 
 
 def execute_entry(
@@ -44,7 +49,10 @@ def execute_entry(
     either. `tell` gets the event that says so. `previous` are the outputs of its last execution, None
     where it must not be captured."""
     entry.runs += 1
-    if policy.check == "off" and not policy.repro_dir:
+    if entry.collective:
+        before_collectives(entry)
+    # Checks run a program a second time, which other ranks would not.
+    if entry.collective or (policy.check == "off" and not policy.repro_dir):
         if policy.measures:
             return _execute_chosen(entry, arguments, policy, tell, previous)
         return _execute(entry, select_executable(entry, arguments, policy), arguments, policy, tell, previous)
@@ -132,7 +140,7 @@ def _execute(
     if measured:
         wait_for_device(arguments.device)
     used = registry.reference if executable is None else policy.backend
-    began = time.perf_counter()
+    began = launched = time.perf_counter()
     failed, captured = True, False
     try:
         with span("run", entry.program.identity, used.name):
@@ -149,10 +157,12 @@ def _execute(
             else:
                 outcome = _run_compiled(entry, executable, arguments, policy)
         failed = bool(outcome.failures)
+        launched = time.perf_counter()
         if measured:
             wait_for_device(arguments.device)
     finally:
-        tell(ExecuteEvent(entry.program.identity, used.name, time.perf_counter() - began, failed, captured))
+        took_s = time.perf_counter() - began
+        tell(ExecuteEvent(entry.program.identity, used.name, took_s, failed, captured, launched - began))
     return outcome
 
 
@@ -200,12 +210,16 @@ def _run_compiled(entry: CachedProgram, executable: Executable, arguments: Argum
     saved = _Saved(entry, executable, arguments)
     try:
         outcome = computation.run(arguments)
-        if not computation.checks_results:
-            _check(entry, computation, outcome, arguments, policy.backend.name)
+        if not (computation.checks_results or computation.settled):
+            unchanged = _check(entry, computation, outcome, arguments, policy.backend.name)
+            computation.settled = unchanged and computation.repeats_layouts
     except Exception as error:
         if is_out_of_memory(error):
             # Any call may have run out of memory, also after writes that were not saved: nothing can be repeated.
             raise
+        if entry.collective:
+            # Other ranks have taken part in what has run, and will not do so again.
+            raise _failure(entry, policy, error) from error
         spoiled = executable.proven and not (saved.everything or computation.keeps_inputs)
         # A plain function may fail anywhere; a computation of its own kind, where a call may fail.
         if spoiled and isinstance(error if isinstance(error, BackendError) else computation, _ANYWHERE):
@@ -252,20 +266,23 @@ def _blame(entry: CachedProgram, policy: TierPolicy, error: Exception, saved: _S
 
 def _check(
     entry: CachedProgram, computation: Computation, outcome: Outcome, arguments: Arguments, backend: str
-) -> None:
+) -> bool:
     """Raise unless the results are what was recorded; lay them out as recorded, those of a plain function each in
-    memory of its own."""
+    memory of its own. True when they were so."""
     program = entry.program
     outcome.results = results = check_count(backend, program, outcome.results, len(program.outputs))
     taken: Memory | None = None
     if isinstance(computation, FunctionComputation):
         taken = Memory([held for held in arguments.held if not isinstance(held, LtcError)])
+    unchanged = True
     for position, (number, spec) in enumerate(entry.outputs):
         result = results[position]
         check_result(backend, program, number, result, spec)
         if not isinstance(result, LtcError):
-            result = fitted(result, spec)
-            results[position] = result if taken is None else taken.own(result, spec)
+            laid_out = fitted(result, spec)
+            results[position] = owned = laid_out if taken is None else taken.own(laid_out, spec)
+            unchanged &= owned is result
+    return unchanged
 
 
 class _Saved:

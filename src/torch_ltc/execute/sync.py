@@ -30,7 +30,7 @@ from torch_ltc.events import (
 from torch_ltc.execute.buffer_passes import plain_data
 from torch_ltc.execute.capture import graphs_of
 from torch_ltc.execute.executor import Uses, executor
-from torch_ltc.execute.memory import add_holdings, add_largest, memory
+from torch_ltc.execute.memory import Maker, add_holdings, add_largest, memory
 from torch_ltc.execute.no_sync import sync_guard
 from torch_ltc.execute.random_state import device_random
 from torch_ltc.execute.run import execute_entry
@@ -83,7 +83,8 @@ def pending_entry(outputs: list[Buffer]) -> tuple[CachedProgram, bool]:
         )
         if len(leaf.programs) >= _MOST_LIVE_SETS:
             executables.remove(leaf.programs.pop(next(iter(leaf.programs))))
-        entry = leaf.programs[live] = CachedProgram(program, recorder.torch_state)
+        entry = CachedProgram(program, recorder.torch_state)
+        recorder.tree.keep_program(leaf, live, entry)
     recorder.tree.touch(leaf)
     return entry, known
 
@@ -126,19 +127,21 @@ def _queue(
     entry.latest = scalars
     # As it is now: a scope that is left before the program runs still counts.
     policy = TierPolicy.current()
-    made = [*outputs, *[inputs[i] for i in entry.written]]
+    written = [inputs[i] for i in entry.written]
     previous = _previous_outputs(entry, outputs, policy)
     run = lambda: _run(entry, inputs, scalars, lines, outputs, previous, policy)  # noqa: E731
-    job = executor.submit(run, Uses(inputs, made), wait=False)
+    job = executor.submit(run, Uses(inputs, [*outputs, *written]), wait=False)
     for reference in previous:
         # Moved before the program runs, if it is still alive then; whoever reads it waits for that.
         buffer = reference()
         if buffer is not None:
             buffer.job = job
-    for buffer in made:
+    for buffer in written:
         buffer.forget_views()
         buffer.job = job
     for buffer, origin in zip(outputs, entry.origins, strict=True):
+        buffer.forget_views()
+        buffer.job = job
         buffer.maker = origin
 
 
@@ -219,15 +222,17 @@ def _run(
     for failure in outcome.failures:
         deferred.add_error(add_holdings(failure))
     memory.run += 1
+    made: list[tuple[Buffer, Maker]] = []
     # Most outputs of a captured program lie where they lay.
-    made = zip(outputs, outcome.results, entry.makers, strict=True)
-    for buffer, result, maker in [item for item in made if item[0].data is not item[1]]:
+    results = zip(outputs, outcome.results, entry.makers, strict=True)
+    for buffer, result, maker in [item for item in results if item[0].data is not item[1]]:
         if isinstance(result, LtcError):
             buffer.error = remembered(result)
         else:
             buffer.data = result
             buffer.error = None
-            memory.hold(buffer, maker)
+            made.append((buffer, maker))
+    memory.hold_all(made)
     # Last: listeners may record and read, also what comes of these results.
     executor.complete()
     for event in told:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, reduce
 from importlib import import_module
 from typing import Any
@@ -20,6 +20,7 @@ from torch_ltc.lowering.gil import yield_gil
 from torch_ltc.lowering.kernel_call import flatten_results
 from torch_ltc.lowering.program_builder import Shape, Table, Writer, hints_of, is_written
 from torch_ltc.lowering.scalar_inputs import NUMBER_SPECS, tensor_form
+from torch_ltc.program.collectives import functional_name, is_collective
 from torch_ltc.program.instruction import (
     Call,
     DeviceGenerator,
@@ -209,6 +210,9 @@ class _Tracer:
         if call.random and call.mutated == call.operands[:1] and call.op._schema.name.endswith("_"):
             self._draw(call, args, kwargs)
             return
+        if is_collective(call.op):
+            self._communicate(call, args)
+            return
         run = _declared(call)
         numbered = any(slot in self._slots for slot in scalar_slots(call))
         if numbered:
@@ -239,6 +243,22 @@ class _Tracer:
         for number in call.numbers:
             if number >= 0:
                 self._values[number] = target
+
+    def _communicate(self, call: Call, args: list[Any]) -> None:
+        """A collective: its functional form as it is, and copies of what that returns in the targets."""
+        [position] = written_positions(call.op)
+        given = args[position]
+        targets = given if isinstance(given, list) else [given]
+        if _depends_on_symbols(targets):
+            raise CompileError(f"{call.name} takes tensors whose sizes change", source=str(call.source))
+        specs = [make_spec(target.dtype, tuple(target.size()), target.stride()) for target in targets]
+        packet = getattr(
+            getattr(torch.ops, call.op.namespace), functional_name(call.op._schema.name.rpartition("::")[2])
+        )
+        form = replace(call, op=packet.default, returns=(tuple(Return(ReturnKind.FRESH, spec) for spec in specs),))
+        made = self._opaque(form, args, {})
+        for target, filled in zip(targets, made, strict=True):
+            aten.copy_.default(target, filled)
 
     def _opaque(self, call: Call, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
         """Write the call down as it is, with results as they were recorded."""

@@ -154,6 +154,10 @@ class Computation(abc.ABC):
     takes_handles: bool = False
     # True if `run` itself compares its results with what was recorded, and lays them out so.
     checks_results: bool = False
+    # True if its results have the same dtypes, sizes and strides at every run: they are checked until a run needed no
+    # correction, and it is `settled`.
+    repeats_layouts: bool = False
+    settled: bool = False
 
     @abc.abstractmethod
     def run(self, arguments: Arguments) -> Outcome:

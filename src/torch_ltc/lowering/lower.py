@@ -14,6 +14,7 @@ from torch_ltc.lowering.functionalize import Functional, functionalize
 from torch_ltc.lowering.interface import Backend, Computation, Form, FunctionComputation, ProgramFunction
 from torch_ltc.lowering.partition import Part, partition
 from torch_ltc.lowering.passes import Observer, run_passes
+from torch_ltc.program.collectives import is_ordered
 from torch_ltc.program.instruction import Call, Program
 from torch_ltc.program.specialization import Specialization, evaluator
 from torch_ltc.program.symbolic_key import specialize
@@ -126,7 +127,7 @@ def lower(
     functional = functional_form(backend, program, numbers, varying)
     parts = partition(functional.program, backend.supports)
     apart = [part.direct for part in parts if part.direct is not None]
-    missing = [call for call in apart if call.numbers and not call.random and not backend.supports(call)]
+    missing = [call for call in apart if call.numbers and not is_ordered(call) and not backend.supports(call)]
     if missing and strict:
         raise UnsupportedCallError(_missing_text(backend, missing), source=str(missing[0].source))
     compiled = [_compiled_part(backend, part) for part in parts]

@@ -1,7 +1,8 @@
 """Splits a functional program into parts for the backend and calls that PyTorch's own kernels run.
 
-Values are immutable, so that calls may change places: as many as can be are gathered into each part. Random calls keep
-their order among themselves, and none of them reaches a backend: random numbers are those of eager.
+Values are immutable, so that calls may change places: as many as can be are gathered into each part. Random calls and
+collectives keep their order among themselves, and none of them reaches a backend: random numbers are those of eager,
+and every rank talks to the others in the same order.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from torch_ltc.program.collectives import is_ordered
 from torch_ltc.program.instruction import Call, Input, Instruction, Program, Update
 
 
@@ -38,7 +40,7 @@ def partition(program: Program, supports: Callable[[Call], bool]) -> list[Part]:
 
 
 def _direct_calls(program: Program, supports: Callable[[Call], bool]) -> set[int]:
-    direct = {id(call) for call in program.calls if call.random or not call.numbers or not supports(call)}
+    direct = {id(call) for call in program.calls if is_ordered(call) or not call.numbers or not supports(call)}
     if not direct:
         return direct
     users: dict[int, list[Call]] = {}
@@ -60,15 +62,15 @@ def _take(
     """Take the calls that can run now: direct ones (`ordered`), or the others."""
     taken: list[Call] = []
     left: list[Call] = []
-    random_waits = False
+    ordered_waits = False
     for call in waiting:
         ready = (id(call) in direct) is ordered and available.issuperset(call.operands)
-        if ready and not (call.random and random_waits):
+        if ready and not (ordered_waits and is_ordered(call)):
             taken.append(call)
             available.update(number for number in call.numbers if number >= 0)
         else:
             left.append(call)
-            random_waits |= call.random
+            ordered_waits |= is_ordered(call)
     return left, taken
 
 

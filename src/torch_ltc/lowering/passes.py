@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from torch_ltc.program.collectives import is_ordered
 from torch_ltc.program.instruction import Call, Instruction, Program, ReturnKind, Update, Value
 from torch_ltc.program.spec import Spec
 
@@ -38,14 +39,14 @@ _MOST_FOLDED_NUMBER = 1e300
 
 
 def dce(program: Program) -> Program:
-    """Dead code elimination. Random calls stay, because they move the generator on, and so do checks, calls that
-    return nothing."""
+    """Dead code elimination. Random calls stay, because they move the generator on, collectives, because other
+    processes wait for them, and checks, calls that return nothing."""
     needed = set(program.results)
     kept: list[Instruction] = []
     for instruction in reversed(program.instructions):
         if isinstance(instruction, Call):
             checks = not instruction.numbers
-            if not instruction.random and not checks and needed.isdisjoint(instruction.numbers):
+            if not is_ordered(instruction) and not checks and needed.isdisjoint(instruction.numbers):
                 continue
             needed.update(instruction.operands)
         kept.append(instruction)
@@ -60,7 +61,7 @@ def cse(program: Program) -> Program:
     for instruction in program.instructions:
         if isinstance(instruction, Call):
             call = _with_operands(instruction, renamed)
-            if not call.random and call.numbers and call.op not in _MEMORY:
+            if not is_ordered(call) and call.numbers and call.op not in _MEMORY:
                 key = (call.op, _key(call.args), _key(tuple(call.kwargs.items())))
                 first = known.setdefault(key, call)
                 if first is not call and _same_returns(first, call):
@@ -113,7 +114,7 @@ def fold_constants(program: Program) -> Program:
     renamed: dict[int, int] = {}
     kept: list[Instruction] = []
     for instruction in program.instructions:
-        if isinstance(instruction, Call) and not instruction.random:
+        if isinstance(instruction, Call) and not is_ordered(instruction):
             call = _with_operands(instruction, renamed)
             instruction = call
             number = _uniform_number(call, numbers, specs)

@@ -13,6 +13,7 @@ import torch
 
 from torch_ltc.errors import CompileError
 from torch_ltc.lowering.scalar_inputs import NUMBER_SPECS
+from torch_ltc.program.collectives import is_collective
 from torch_ltc.program.instruction import (
     DEVICE_GENERATOR,
     Call,
@@ -212,7 +213,7 @@ class Writer(TorchDispatchMode):
         operands: list[int] = []
         given, named = self._operands(op, args, kwargs, operands)
         returns, numbers = self._returns(op, out)
-        if op._schema.returns and all(number < 0 for number in numbers):
+        if op._schema.returns and all(number < 0 for number in numbers) and not is_collective(op):
             return
         random = is_random(op, args, kwargs)
         if random and "generator" in named:

@@ -21,7 +21,9 @@ constexpr uint64_t kAlignment = 64;
 std::atomic<uint64_t> next_offset{0};
 
 struct Allocator final : c10::Allocator {
-  c10::DataPtr allocate(size_t size_bytes) override { return reserve_address(size_bytes); }
+  c10::DataPtr allocate(size_t size_bytes) override {
+    return {reserve_address(size_bytes), lazy_device()};
+  }
   c10::DeleterFnPtr raw_deleter() const override { return &c10::detail::deleteNothing; }
   void copy_data(void*, const void*, std::size_t) const override {
     TORCH_CHECK(false, "nothing can be copied from the address of a storage of ltc: copy tensors");
@@ -36,15 +38,16 @@ Allocator& allocator() {
 
 }  // namespace
 
-c10::DataPtr reserve_address(size_t size_bytes) {
+void* reserve_address(size_t size_bytes) {
   const uint64_t rounded = (size_bytes + kAlignment - 1) / kAlignment * kAlignment;
   const uint64_t offset = next_offset.fetch_add(rounded, std::memory_order_relaxed) % kRange;
   // An empty storage has no address, as on the CPU.
-  return {size_bytes == 0 ? nullptr : reinterpret_cast<void*>(kFirst + offset), lazy_device()};
+  return size_bytes == 0 ? nullptr : reinterpret_cast<void*>(kFirst + offset);
 }
 
-c10::Storage make_storage(size_t size_bytes) {
-  return c10::Storage(c10::Storage::use_byte_size_t(), size_bytes, reserve_address(size_bytes), &allocator(), true);
+c10::Storage make_storage(size_t size_bytes, void* context, c10::DeleterFnPtr end) {
+  c10::DataPtr address(reserve_address(size_bytes), context, end, lazy_device());
+  return c10::Storage(c10::Storage::use_byte_size_t(), size_bytes, std::move(address), &allocator(), true);
 }
 
 void grow_storage(const c10::Storage& storage, size_t size_bytes) {
@@ -53,7 +56,7 @@ void grow_storage(const c10::Storage& storage, size_t size_bytes) {
     c10::DataPtr& pointer = found->_mutable_data_ptr_no_checks();
     const c10::DeleterFnPtr deleter = pointer.get_deleter();
     void* context = pointer.release_context();
-    pointer = c10::DataPtr(reserve_address(size_bytes).get(), context, deleter, lazy_device());
+    pointer = c10::DataPtr(reserve_address(size_bytes), context, deleter, lazy_device());
     found->set_nbytes(size_bytes);
   }
 }

@@ -24,7 +24,7 @@ void end_of_storage(void* context) {
   auto* buffer = static_cast<Buffer*>(context);
   auto held = BufferPtr::reclaim(buffer);
   // At the end of the process other threads do not get the GIL any more: what is left then is not freed.
-  if (buffer->storages.fetch_sub(1) == 1 && held->python.load() != nullptr && (PyGILState_Check() || !is_ending())) {
+  if (buffer->holders.fetch_sub(1) == 1 && buffer->python.load() != nullptr && (PyGILState_Check() || !is_ending())) {
     PyGILState_STATE state = PyGILState_Ensure();
     release_python(*buffer);
     PyGILState_Release(state);
@@ -34,7 +34,7 @@ void end_of_storage(void* context) {
 }  // namespace
 
 void release_python(Buffer& buffer) {
-  if (buffer.storages.load() == 0) {
+  if (buffer.holders.load() == 0) {
     PyObject* python = buffer.python.exchange(nullptr);
     Py_XDECREF(python);
   }
@@ -83,15 +83,16 @@ Buffer* buffer_of(const c10::Storage& storage) {
 }
 
 void hold(const c10::Storage& storage, const BufferPtr& buffer) {
-  buffer->storages.fetch_add(1);
+  buffer->holders.fetch_add(1);
   BufferPtr held = buffer;
   c10::DataPtr& data = storage.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks();
   data = c10::DataPtr(data.get(), held.release(), &end_of_storage, lazy_device());
 }
 
 at::Tensor new_tensor(const BufferPtr& buffer, const Spec& spec, size_t size_bytes) {
-  c10::Storage storage = make_storage(size_bytes);
-  hold(storage, buffer);
+  buffer->holders.fetch_add(1);
+  BufferPtr held = buffer;
+  c10::Storage storage = make_storage(size_bytes, held.release(), &end_of_storage);
   auto tensor = at::detail::make_tensor<c10::TensorImpl>(
       std::move(storage), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), spec.dtype);
   c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();

@@ -5,6 +5,7 @@
 #include <Python.h>
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/SmallVector.h>
 #include <c10/util/intrusive_ptr.h>
 
 #include <atomic>
@@ -17,8 +18,9 @@ namespace torch_ltc {
 // Everything about a tensor but its memory. One per `Spec` of Python, which holds it and which it points to.
 struct Spec final : c10::intrusive_ptr_target {
   caffe2::TypeMeta dtype;
-  std::vector<int64_t> size;
-  std::vector<int64_t> stride;
+  // In place, as all that a hit reads: each step outside of it may be one to memory that is not in the cache.
+  c10::SmallVector<int64_t, 5> size;
+  c10::SmallVector<int64_t, 5> stride;
   int64_t offset = 0;
   bool conj = false;
   bool neg = false;
@@ -51,15 +53,22 @@ struct Buffer final : c10::intrusive_ptr_target {
   std::vector<std::pair<SpecPtr, int64_t>> views;
   // Its place among the inputs of the program that it was last an input of.
   int64_t input = -1;
-  // How many storages hold it: 0 when nobody can use it any more.
-  std::atomic<int> storages{0};
-  // The `Buffer` of Python, held as long as there is a storage.
+  // How many storages hold it, and the pending program when it is an input of that: 0 when nobody can use it any more.
+  std::atomic<int> holders{0};
+  // The `Buffer` of Python, held as long as somebody holds this one.
   std::atomic<PyObject*> python{nullptr};
 
   // The absolute number of the value that is this buffer seen as the tensor sees it, or -1.
   int64_t value_of(const c10::TensorImpl& tensor, int64_t base) const;
   int64_t value_of(const Spec* wanted, int64_t base) const;
   void remember_view(const SpecPtr& seen, int64_t base, int64_t value);
+  // Make it as new, for another storage.
+  void reset() {
+    number = views_base = input = -1;
+    spec.reset();
+    computed = false;
+    views.clear();
+  }
   void forget_views() {
     views.clear();
     views_base = -1;
@@ -80,7 +89,7 @@ at::Tensor new_tensor(const BufferPtr& buffer, const Spec& spec, size_t size_byt
 // A tensor of this spec on the storage of `base`, which has the same dtype.
 at::Tensor view_tensor(const at::Tensor& base, const Spec& spec);
 
-// Let go of the `Buffer` of Python, unless a storage holds the buffer. With the GIL held.
+// Let go of the `Buffer` of Python, unless somebody holds the buffer. With the GIL held.
 void release_python(Buffer& buffer);
 
 }  // namespace torch_ltc

@@ -2,6 +2,7 @@
 // kernels do what is not done here.
 
 #include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/mm.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
@@ -12,7 +13,7 @@
 namespace torch_ltc {
 namespace {
 
-constexpr c10::DispatchKeySet kPython(c10::DispatchKey::AutogradPrivateUse2);
+constexpr c10::DispatchKeySet kPythonAutograd(c10::DispatchKey::AutogradPrivateUse2);
 constexpr c10::DispatchKeySet kDevice(c10::DispatchKey::PrivateUse1);
 // PyTorch's autograd has a derivative for these operators as a whole, which it uses for nested tensors.
 const c10::DispatchKeySet kWithDerivative =
@@ -42,7 +43,7 @@ bool is_folded(const at::Tensor& tensor) {
   return true;
 }
 
-bool is_usual_linear(const at::Tensor& input, const at::Tensor& weight, const c10::IValue& bias) {
+bool is_usual_linear(const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
   if (!input.defined() || !weight.defined()) {
     return false;
   }
@@ -53,11 +54,10 @@ bool is_usual_linear(const at::Tensor& input, const at::Tensor& weight, const c1
   if (size.size() > 2 && !is_folded(input)) {
     return false;
   }
-  if (bias.isNone() || !bias.toTensor().defined()) {
+  if (!bias.has_value() || !bias->defined()) {
     return true;
   }
-  const at::Tensor& added = bias.toTensor();
-  return added.dim() == 1 && added.size(0) == shape[0] && are_plain(added, weight);
+  return bias->dim() == 1 && bias->size(0) == shape[0] && are_plain(*bias, weight);
 }
 
 // True for batches of matrices with the same batch sizes.
@@ -68,66 +68,60 @@ bool is_batch_product(const at::Tensor& left, const at::Tensor& right) {
       first.back() == second[dims - 2];
 }
 
-using Choose = c10::DispatchKeySet (*)(const c10::IValue* arguments);
-
 c10::DispatchKeySet forward_keys() {
   return at::GradMode::is_enabled() ? kWithDerivative : kDevice;
 }
 
-c10::DispatchKeySet linear_keys(const c10::IValue* arguments) {
-  const bool usual = is_usual_linear(arguments[0].toTensor(), arguments[1].toTensor(), arguments[2]);
-  return usual ? forward_keys() : kPython;
-}
-
-c10::DispatchKeySet matmul_keys(const c10::IValue* arguments) {
-  const at::Tensor &left = arguments[0].toTensor(), &right = arguments[1].toTensor();
-  const bool usual = left.defined() && right.defined() && is_batch_product(left, right) && are_plain(left, right);
-  return usual ? forward_keys() : kPython;
-}
-
 // Decomposed when it is differentiated itself.
-c10::DispatchKeySet backward_keys(const c10::IValue* arguments) {
-  const at::Tensor &first = arguments[0].toTensor(), &second = arguments[1].toTensor();
+c10::DispatchKeySet backward_keys(const at::Tensor& first, const at::Tensor& second) {
   const bool plain = first.defined() && second.defined() && are_plain(first, second);
-  return !at::GradMode::is_enabled() && plain ? kDevice : kPython;
+  return !at::GradMode::is_enabled() && plain ? kDevice : kPythonAutograd;
 }
 
-// Sends a call on by other keys.
-class Chooser final : public c10::OperatorKernel {
- public:
-  Chooser(Choose choose, bool matmul) : choose_(choose), matmul_(matmul) {}
+template <class Signature>
+c10::TypedOperatorHandle<Signature> find_operator(const char* name) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
+}
 
-  void operator()(const c10::OperatorHandle& handle, c10::DispatchKeySet, torch::jit::Stack* stack) {
-    const size_t n = handle.schema().arguments().size();
-    const c10::IValue* arguments = stack->data() + (stack->size() - n);
-    if (matmul_) {
-      const at::Tensor &left = arguments[0].toTensor(), &right = arguments[1].toTensor();
-      if (left.defined() && right.defined() && left.dim() == 2 && right.dim() == 2) {
-        at::Tensor product = at::mm(left, right);
-        torch::jit::drop(*stack, n);
-        stack->emplace_back(std::move(product));
-        return;
-      }
-    }
-    handle.redispatchBoxed(choose_(arguments), stack);
+at::Tensor linear(const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
+  static const auto op = find_operator<decltype(linear)>("aten::linear");
+  return op.redispatch(is_usual_linear(input, weight, bias) ? forward_keys() : kPythonAutograd, input, weight, bias);
+}
+
+at::Tensor matmul(const at::Tensor& left, const at::Tensor& right) {
+  static const auto op = find_operator<decltype(matmul)>("aten::matmul");
+  if (!left.defined() || !right.defined()) {
+    return op.redispatch(kPythonAutograd, left, right);
   }
+  if (left.dim() == 2 && right.dim() == 2) {
+    return at::mm(left, right);
+  }
+  const bool usual = is_batch_product(left, right) && are_plain(left, right);
+  // PyTorch's derivative of the whole operator is not for complex numbers.
+  const bool differs = at::GradMode::is_enabled() && left.is_complex();
+  return op.redispatch(usual && !differs ? forward_keys() : kPythonAutograd, left, right);
+}
 
- private:
-  Choose choose_;
-  bool matmul_;
-};
+std::tuple<at::Tensor, at::Tensor, at::Tensor> linear_backward(
+    const at::Tensor& input, const at::Tensor& grad, const at::Tensor& weight, std::array<bool, 3> mask) {
+  static const auto op = find_operator<decltype(linear_backward)>("aten::linear_backward");
+  return op.redispatch(backward_keys(input, grad), input, grad, weight, mask);
+}
+
+std::tuple<at::Tensor, at::Tensor> matmul_backward(
+    const at::Tensor& grad, const at::Tensor& left, const at::Tensor& right, std::array<bool, 2> mask) {
+  static const auto op = find_operator<decltype(matmul_backward)>("aten::matmul_backward");
+  return op.redispatch(backward_keys(grad, left), grad, left, right, mask);
+}
 
 void register_composites() {
   // Never destroyed, as the one of the device's kernels.
   static auto* library = new torch::Library(torch::Library::IMPL, "aten", std::nullopt, __FILE__, __LINE__);
-  const auto add = [](const char* name, Choose choose, bool matmul) {
-    auto kernel = torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Chooser>(choose, matmul));
-    library->impl(name, torch::dispatch(c10::DispatchKey::AutogradPrivateUse1, std::move(kernel)));
-  };
-  add("aten::linear", &linear_keys, false);
-  add("aten::matmul", &matmul_keys, true);
-  add("aten::linear_backward", &backward_keys, false);
-  add("aten::matmul_backward", &backward_keys, false);
+  constexpr auto kKey = c10::DispatchKey::AutogradPrivateUse1;
+  library->impl("aten::linear", torch::dispatch(kKey, &linear));
+  library->impl("aten::matmul", torch::dispatch(kKey, &matmul));
+  library->impl("aten::linear_backward", torch::dispatch(kKey, &linear_backward));
+  library->impl("aten::matmul_backward", torch::dispatch(kKey, &matmul_backward));
 }
 
 }  // namespace

@@ -2,9 +2,13 @@
 
 #include <ATen/Context.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
+#include <c10/core/Allocator.h>
+#include <c10/core/CPUAllocator.h>
 
 #include <atomic>
+#include <mutex>
 #include <string>
+#include <unordered_set>
 
 #include "device.h"
 #include "native.h"
@@ -14,6 +18,44 @@ namespace {
 
 // Type and index in one number: read by any thread, written when a setting changes.
 std::atomic<uint32_t> physical{0};
+
+// Host memory that counts as pinned where programs run on the CPU: nothing is to be gained by pinning there, but callers
+// (DDP's reducer) ask for it, and check that they got it.
+class HostAllocator final : public c10::Allocator {
+ public:
+  c10::DataPtr allocate(size_t size) override {
+    auto* memory = new c10::DataPtr(c10::GetCPUAllocator()->allocate(size));
+    const std::lock_guard<std::mutex> guard(lock());
+    blocks().insert(memory->get());
+    return {memory->get(), memory, &release, c10::Device(c10::kCPU)};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return nullptr; }
+  void copy_data(void* to, const void* from, size_t size) const override { default_copy_data(to, from, size); }
+
+  static bool holds(const void* data) {
+    const std::lock_guard<std::mutex> guard(lock());
+    return blocks().count(data) != 0;
+  }
+
+ private:
+  static void release(void* context) {
+    auto* memory = static_cast<c10::DataPtr*>(context);
+    {
+      const std::lock_guard<std::mutex> guard(lock());
+      blocks().erase(memory->get());
+    }
+    delete memory;
+  }
+  // Never destroyed: tensors may outlive static objects.
+  static std::mutex& lock() {
+    static auto* made = new std::mutex;
+    return *made;
+  }
+  static std::unordered_set<const void*>& blocks() {
+    static auto* made = new std::unordered_set<const void*>;
+    return *made;
+  }
+};
 
 struct Hooks final : at::PrivateUse1HooksInterface {
   bool isBuilt() const override { return true; }
@@ -39,11 +81,11 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   }
   // Host memory that the physical device copies from without a detour.
   bool isPinnedPtr(const void* data) const override {
-    return !physical_device().is_cpu() && physical_hooks().isPinnedPtr(data);
+    return physical_device().is_cpu() ? HostAllocator::holds(data) : physical_hooks().isPinnedPtr(data);
   }
   c10::Allocator* getPinnedMemoryAllocator() const override {
-    TORCH_CHECK(!physical_device().is_cpu(), "pinned memory is for devices other than the CPU");
-    return physical_hooks().getPinnedMemoryAllocator();
+    static HostAllocator host;
+    return physical_device().is_cpu() ? &host : physical_hooks().getPinnedMemoryAllocator();
   }
 
  private:

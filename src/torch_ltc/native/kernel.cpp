@@ -1,22 +1,24 @@
-// The kernels of the device: one boxed function per overload.
+// The kernels of the device: a function for each signature that most calls have, one boxed function for all others.
 
 #include "kernel.h"
 
-#include <torch/library.h>
-
 namespace torch_ltc {
 namespace {
-
-// Keys of no other use: PrivateUse2 has no tensors, and so no call gets there by itself.
-constexpr c10::DispatchKeySet kPython(c10::DispatchKey::PrivateUse2);
 
 class Kernel final : public c10::OperatorKernel {
  public:
   explicit Kernel(Operator* op) : op_(op) {}
 
   void operator()(const c10::OperatorHandle& handle, c10::DispatchKeySet, torch::jit::Stack* stack) {
-    if (op_->python_only || !recorder().hit(*op_, *stack)) {
+    const size_t n = op_->arguments.size();
+    Values returned;
+    if (op_->python_only || !recorder().hit(*op_, stack->data() + (stack->size() - n), &returned)) {
       handle.redispatchBoxed(kPython, stack);
+      return;
+    }
+    torch::jit::drop(*stack, n);
+    for (c10::IValue& value : returned) {
+      stack->push_back(std::move(value));
     }
   }
 
@@ -26,13 +28,14 @@ class Kernel final : public c10::OperatorKernel {
 
 }  // namespace
 
-void register_kernel(const std::string& name, Operator* op) {
+void register_kernel(Operator* op) {
   // Never destroyed: its end would take the kernels out while the process still computes.
   static auto* library = new torch::Library(torch::Library::IMPL, "aten", std::nullopt, __FILE__, __LINE__);
-  library->impl(
-      name.c_str(),
-      torch::dispatch(
-          c10::DispatchKey::PrivateUse1, torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Kernel>(op))));
+  std::optional<torch::CppFunction> kernel = typed_kernel(op);
+  if (!kernel) {
+    kernel = torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Kernel>(op));
+  }
+  library->impl(op->name.c_str(), torch::dispatch(c10::DispatchKey::PrivateUse1, std::move(*kernel)));
 }
 
 }  // namespace torch_ltc

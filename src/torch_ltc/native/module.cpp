@@ -6,10 +6,12 @@ namespace torch_ltc {
 
 // Declared here and not in a header: a new file changes this one alone.
 void bind_allocator(py::module_& module);
+void bind_buffers(py::module_& module);
 void bind_composites(py::module_& module);
 void bind_generator(py::module_& module);
 void bind_guard(py::module_& module);
 void bind_hooks(py::module_& module);
+void bind_nodes(py::module_& module);
 void bind_recorder(py::module_& module);
 void bind_replay(py::module_& module);
 void bind_tensors(py::module_& module);
@@ -22,6 +24,8 @@ PYBIND11_MODULE(_native, module) {
   torch_ltc::bind_generator(module);
   torch_ltc::bind_guard(module);
   torch_ltc::bind_composites(module);
+  torch_ltc::bind_buffers(module);
+  torch_ltc::bind_nodes(module);
   torch_ltc::bind_recorder(module);
   torch_ltc::bind_replay(module);
   torch_ltc::bind_hooks(module);

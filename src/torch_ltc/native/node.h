@@ -2,9 +2,11 @@
 
 #pragma once
 
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
 #include <ATen/core/jit_type.h>
 
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -23,6 +25,9 @@ struct Argument {
 
 // One overload as the recorder sees it.
 struct Operator {
+  explicit Operator(c10::OperatorHandle of) : handle(of) {}
+
+  c10::OperatorHandle handle;
   std::string name;
   std::vector<Argument> arguments;
   bool random = false;
@@ -46,22 +51,23 @@ struct Part {
   int64_t value = -1;
   Number number = Number::Int;
   c10::IValue equal;
-  std::vector<Part> items;
+  // Of a list; null for anything else.
+  std::unique_ptr<std::vector<Part>> items;
 };
 
-// One tensor that a call returns, or nothing in its place.
+// One tensor that a call returns, or a number that is always the same, or nothing.
 struct Result {
-  enum class Is : uint8_t { Fresh, Shared, View, Same, Nothing };
+  enum class Is : uint8_t { Fresh, Shared, View, Same, Nothing, Constant };
   Is is = Is::Nothing;
   SpecPtr spec;
-  // The operand that it is or looks at; for Shared, the result whose storage it is on.
+  // The operand that it is or looks at; for Shared, the result whose storage it is on; for Constant, the number.
   int64_t of = -1;
 };
 
 // What a call returns in one place: one tensor, or a list.
 struct Returned {
   bool list = false;
-  std::vector<Result> results;
+  c10::SmallVector<Result, 1> results;
 };
 
 struct Node {
@@ -69,9 +75,11 @@ struct Node {
   PyObject* python = nullptr;
   // Null: an input, or a call that always goes to Python.
   Operator* op = nullptr;
-  std::vector<Part> parts;
-  std::vector<Returned> returns;
+  c10::SmallVector<Part, 4> parts;
+  c10::SmallVector<Returned, 1> returns;
   int64_t made = 0;
+  // Some result is on the storage of another one.
+  bool shares = false;
   // Numbers that the call was tried with, unless any will do.
   bool any_numbers = true;
   std::vector<std::vector<c10::IValue>> numbers;
@@ -79,7 +87,7 @@ struct Node {
   int64_t input = -1;
   SpecPtr input_spec;
   // What came next before, the latest first. Their nodes of Python are children of this one's.
-  std::vector<Node*> children;
+  c10::SmallVector<Node*, 2> children;
 };
 
 }  // namespace torch_ltc

@@ -4,6 +4,8 @@
 
 #include <c10/core/TensorImpl.h>
 
+#include "native.h"
+
 namespace torch_ltc {
 
 // The tensors of a call in argument order, lists opened, with their places in the key; and its run-time numbers.
@@ -13,7 +15,7 @@ struct Recorder::Operands {
   c10::SmallVector<int64_t, 16> values;
   c10::SmallVector<const at::Tensor*, 16> all;
   c10::SmallVector<const at::Tensor*, 16> lazy;
-  std::vector<c10::IValue> numbers;
+  Numbers numbers;
 };
 
 Recorder& recorder() {
@@ -26,112 +28,6 @@ namespace {
 
 const at::Tensor kNoTensor;
 
-bool is_number(const c10::IValue& value, Number type) {
-  switch (type) {
-    case Number::Bool:
-      return value.isBool();
-    case Number::Int:
-      return value.isInt();
-    case Number::Float:
-      return value.isDouble();
-    case Number::Complex:
-      return value.isComplexDouble();
-  }
-  return false;
-}
-
-// A number that stands in the place of a tensor; nothing for a tensor that is none.
-c10::IValue wrapped_number(const at::Tensor& tensor) {
-  const void* data = tensor.unsafeGetTensorImpl()->data();
-  switch (tensor.scalar_type()) {
-    case c10::ScalarType::Double:
-      return *static_cast<const double*>(data);
-    case c10::ScalarType::Long:
-      return *static_cast<const int64_t*>(data);
-    case c10::ScalarType::Bool:
-      return *static_cast<const bool*>(data);
-    case c10::ScalarType::ComplexDouble:
-      return c10::IValue(*static_cast<const c10::complex<double>*>(data));
-    default:
-      return {};
-  }
-}
-
-bool equal(const c10::IValue& left, const c10::IValue& right) {
-  if (left.isInt() && right.isInt()) {
-    return left.toInt() == right.toInt();
-  }
-  if (left.isBool() && right.isBool()) {
-    return left.toBool() == right.toBool();
-  }
-  if (left.isDouble() && right.isDouble()) {
-    return left.toDouble() == right.toDouble();
-  }
-  if (left.isNone() || right.isNone()) {
-    return left.isNone() && right.isNone();
-  }
-  if (left.isIntList() && right.isIntList()) {
-    return left.toIntVector() == right.toIntVector();
-  }
-  if (left.isBoolList() && right.isBoolList()) {
-    const auto a = left.toBoolList(), b = right.toBoolList();
-    if (a.size() != b.size()) {
-      return false;
-    }
-    for (size_t i = 0; i < a.size(); ++i) {
-      if (a.get(i) != b.get(i)) {
-        return false;
-      }
-    }
-    return true;
-  }
-  if (left.isDoubleList() && right.isDoubleList()) {
-    return left.toDoubleVector() == right.toDoubleVector();
-  }
-  if (left.isString() && right.isString()) {
-    return left.toStringRef() == right.toStringRef();
-  }
-  if (left.isComplexDouble() && right.isComplexDouble()) {
-    return left.toComplexDouble() == right.toComplexDouble();
-  }
-  return false;
-}
-
-bool is_device(const c10::IValue& value, bool named) {
-  if (value.isNone()) {
-    return !named;
-  }
-  if (!named || !value.isDevice()) {
-    return false;
-  }
-  const c10::Device device = value.toDevice();
-  return device.type() == c10::DeviceType::PrivateUse1 && device.index() <= 0;
-}
-
-bool same_numbers(const std::vector<c10::IValue>& left, const std::vector<c10::IValue>& right) {
-  if (left.size() != right.size()) {
-    return false;
-  }
-  for (size_t i = 0; i < left.size(); ++i) {
-    if (!equal(left[i], right[i])) {
-      return false;
-    }
-  }
-  return true;
-}
-
-bool tried(const Node& node, const std::vector<c10::IValue>& numbers) {
-  if (node.any_numbers || numbers.empty()) {
-    return true;
-  }
-  for (const auto& known : node.numbers) {
-    if (same_numbers(known, numbers)) {
-      return true;
-    }
-  }
-  return false;
-}
-
 }  // namespace
 
 bool Recorder::input(Buffer& buffer, const at::Tensor& tensor, Operands& found) {
@@ -141,7 +37,8 @@ bool Recorder::input(Buffer& buffer, const at::Tensor& tensor, Operands& found) 
     if (child->input == index && child->input_spec->matches(*tensor.unsafeGetTensorImpl())) {
       if (!known) {
         buffer.input = index;
-        inputs.push_back({BufferPtr::reclaim_copy(&buffer), tensor.storage(), nullptr});
+        buffer.holders.fetch_add(1);
+        inputs.push_back({BufferPtr::reclaim_copy(&buffer), nullptr});
       }
       position = child;
       const int64_t number = count++;
@@ -249,10 +146,10 @@ bool Recorder::fits(const Node& node, const c10::IValue* arguments, Operands& fo
           }
           break;
         }
-        if (value.isNone() || value.toListRef().size() != part.items.size()) {
+        if (value.isNone() || value.toListRef().size() != part.items->size()) {
           return false;
         }
-        for (const Part& item : part.items) {
+        for (const Part& item : *part.items) {
           if (!operand_fits(item)) {
             return false;
           }
@@ -275,11 +172,11 @@ bool Recorder::fits(const Node& node, const c10::IValue* arguments, Operands& fo
           return false;
         }
         const auto items = value.toListRef();
-        if (items.size() != part.items.size()) {
+        if (items.size() != part.items->size()) {
           return false;
         }
         for (size_t k = 0; k < items.size(); ++k) {
-          if (!is_number(items[k], part.items[k].number)) {
+          if (!is_number(items[k], (*part.items)[k].number)) {
             return false;
           }
           found.numbers.push_back(items[k]);
@@ -305,17 +202,35 @@ bool Recorder::fits(const Node& node, const c10::IValue* arguments, Operands& fo
         break;
     }
   }
-  return tried(node, found.numbers);
+  return is_tried(node, found.numbers);
+}
+
+BufferPtr& Recorder::add_buffer() {
+  if (spare.empty()) {
+    return buffers.emplace_back(c10::make_intrusive<Buffer>());
+  }
+  buffers.push_back(std::move(spare.back()));
+  spare.pop_back();
+  return buffers.back();
+}
+
+void Recorder::release_buffers() {
+  for (BufferPtr& buffer : buffers) {
+    if (buffer.use_count() == 1 && spare.size() < kMostSpare) {
+      buffer->reset();
+      spare.push_back(std::move(buffer));
+    }
+  }
+  buffers.clear();
 }
 
 at::Tensor Recorder::make(
     const Result& result, int64_t& number, const Operands& found, const Tensors& made) {
   switch (result.is) {
     case Result::Is::Fresh: {
-      auto buffer = c10::make_intrusive<Buffer>();
+      const BufferPtr& buffer = add_buffer();
       buffer->number = number++;
       buffer->spec = result.spec;
-      buffers.push_back(buffer);
       return new_tensor(buffer, *result.spec, result.spec->size_bytes);
     }
     case Result::Is::Shared:
@@ -328,6 +243,7 @@ at::Tensor Recorder::make(
     case Result::Is::Same:
       return *found.lazy[result.of];
     case Result::Is::Nothing:
+    case Result::Is::Constant:
       break;
   }
   return {};
@@ -336,83 +252,95 @@ at::Tensor Recorder::make(
 void Recorder::results(const Node& node, const Operands& found, Values& into) {
   int64_t number = count;
   Tensors made;
+  const auto next = [&](const Result& result) {
+    at::Tensor tensor = make(result, number, found, made);
+    if (node.shares) {
+      made.push_back(tensor);
+    }
+    return tensor;
+  };
   for (const Returned& returned : node.returns) {
     if (returned.list) {
       c10::List<at::Tensor> items;
       items.reserve(returned.results.size());
       for (const Result& result : returned.results) {
-        made.push_back(make(result, number, found, made));
-        items.push_back(made.back());
+        items.push_back(next(result));
       }
       into.emplace_back(std::move(items));
     } else {
-      made.push_back(make(returned.results[0], number, found, made));
-      into.emplace_back(made.back());
+      const Result& result = returned.results[0];
+      at::Tensor tensor = next(result);
+      if (result.is == Result::Is::Constant) {
+        into.emplace_back(result.of);
+      } else {
+        into.emplace_back(std::move(tensor));
+      }
     }
   }
 }
 
-bool Recorder::note(const Node& node) const {
+// What Python is told of a call before it is taken; false when that fails: then Python does the call, and meets what is
+// wrong.
+bool Recorder::told(const Operator& op, const Node& node) const {
+  if (started != 0 && !op.located) {
+    return true;
+  }
   if (!Py_IsInitialized()) {
     return false;
   }
-  PyGILState_STATE state = PyGILState_Ensure();
-  PyObject* noted = PyObject_CallOneArg(note_line, node.python);
-  if (noted == nullptr) {
-    // Python does the call, and meets what is wrong.
-    PyErr_Clear();
+  const py::gil_scoped_acquire gil;
+  try {
+    if (started == 0) {
+      py::handle{begin}();
+    }
+    if (op.located) {
+      py::handle{note_line}(py::handle{node.python});
+    }
+    return true;
+  } catch (py::error_already_set& error) {
+    if (error.matches(PyExc_KeyboardInterrupt)) {
+      // For later: a call that is being recorded is not to be left half way.
+      PyErr_SetInterrupt();
+    }
+    return false;
   }
-  const bool done = noted != nullptr;
-  Py_XDECREF(noted);
-  PyGILState_Release(state);
-  return done;
 }
 
-bool Recorder::hit(Operator& op, torch::jit::Stack& stack) {
-  const size_t n = op.arguments.size();
-  const c10::IValue* arguments = stack.data() + (stack.size() - n);
-  Values returned;
-  {
-    Locked locked(lock);
-    if (position == nullptr) {
-      ++op.misses;
-      return false;
-    }
-    Operands found;
-    Node* taken = nullptr;
-    if (operands(op, arguments, found)) {
-      for (Node* child : position->children) {
-        if (child->op == &op && fits(*child, arguments, found)) {
-          taken = child;
-          break;
-        }
+bool Recorder::hit(Operator& op, const c10::IValue* arguments, Values* returned) {
+  Locked locked(lock);
+  Operands found;
+  Node* taken = nullptr;
+  if (position != nullptr && operands(op, arguments, found)) {
+    for (Node* child : position->children) {
+      if (child->op == &op && fits(*child, arguments, found)) {
+        taken = child;
+        break;
       }
     }
-    if (taken == nullptr || (op.located && !note(*taken))) {
-      ++op.misses;
-      return false;
-    }
-    results(*taken, found, returned);
-    for (c10::IValue& number : found.numbers) {
-      scalars.push_back(std::move(number));
-    }
-    for (const size_t place : op.versions) {
-      for (const c10::IValue& item : arguments[place].toListRef()) {
-        if (!item.toTensor().is_inference()) {
-          item.toTensor().unsafeGetTensorImpl()->bump_version();
-        }
+  }
+  const bool made_unseen = taken != nullptr && returned == nullptr && taken->made != 0;
+  if (taken == nullptr || made_unseen || !told(op, *taken)) {
+    ++op.misses;
+    return false;
+  }
+  if (returned != nullptr) {
+    results(*taken, found, *returned);
+  }
+  for (c10::IValue& number : found.numbers) {
+    scalars.push_back(std::move(number));
+  }
+  for (const size_t place : op.versions) {
+    for (const c10::IValue& item : arguments[place].toListRef()) {
+      if (!item.toTensor().is_inference()) {
+        item.toTensor().unsafeGetTensorImpl()->bump_version();
       }
     }
-    random = random || op.random;
-    count += taken->made;
-    position = taken;
-    ++op.hits;
-    ++hits;
   }
-  stack.erase(stack.end() - static_cast<std::ptrdiff_t>(n), stack.end());
-  for (c10::IValue& value : returned) {
-    stack.push_back(std::move(value));
-  }
+  random = random || op.random;
+  count += taken->made;
+  position = taken;
+  ++op.hits;
+  ++hits;
   return true;
 }
 

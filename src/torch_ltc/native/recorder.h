@@ -3,20 +3,21 @@
 #pragma once
 
 #include <ATen/core/stack.h>
-#include <c10/util/SmallVector.h>
 
+#include "compare.h"
 #include "lock.h"
 #include "node.h"
 
 namespace torch_ltc {
 
-// An input of the pending program. The storage keeps the buffer and its data; one that never had a storage is held as
-// the `Buffer` of Python.
+// An input of the pending program, which is one of the buffer's holders; of one that never had a storage, the program
+// holds the `Buffer` of Python instead. Not the storage: autograd writes into gradients whose storage nobody else has.
 struct Input {
   BufferPtr buffer;
-  c10::Storage storage;
   PyObject* python = nullptr;
 };
+
+using Values = c10::SmallVector<c10::IValue, 4>;
 
 class Recorder {
  public:
@@ -27,15 +28,24 @@ class Recorder {
   bool random = false;
   // Where recording stands; null when only Python knows.
   Node* position = nullptr;
+  // Of the pending program, and of earlier ones to be used again.
   std::vector<BufferPtr> buffers;
+  std::vector<BufferPtr> spare;
   std::vector<Input> inputs;
   std::vector<c10::IValue> scalars;
   uint64_t hits = 0;
-  // Called with the GIL and the node of Python, to note the line of a call that may fail.
+  // When the first call of the pending program was recorded, in seconds; 0 before that.
+  double started = 0;
+  // Called with the GIL: at the first call of a program; and with the node of Python, to note the line of a call that
+  // may fail.
+  PyObject* begin = nullptr;
   PyObject* note_line = nullptr;
 
-  // Record the call on top of the stack and put its results there; false when Python must do it.
-  bool hit(Operator& op, torch::jit::Stack& stack);
+  // Record the call; false when Python must do it. A call that returns what it writes, or nothing, needs no `returned`.
+  bool hit(Operator& op, const c10::IValue* arguments, Values* returned);
+
+  // The pending program has ended: nobody needs its buffers any more but those who hold them.
+  void release_buffers();
 
   bool is_input(const Buffer& buffer) const {
     return buffer.input >= 0 && buffer.input < static_cast<int64_t>(inputs.size()) &&
@@ -43,15 +53,16 @@ class Recorder {
   }
 
  private:
+  static constexpr size_t kMostSpare = 1 << 14;
   struct Operands;
   using Tensors = c10::SmallVector<at::Tensor, 4>;
-  using Values = c10::SmallVector<c10::IValue, 4>;
   bool resolve(const at::Tensor& tensor, Operands& found);
   bool input(Buffer& buffer, const at::Tensor& tensor, Operands& found);
   bool operands(const Operator& op, const c10::IValue* arguments, Operands& found);
   bool fits(const Node& node, const c10::IValue* arguments, Operands& found) const;
+  BufferPtr& add_buffer();
   at::Tensor make(const Result& result, int64_t& number, const Operands& found, const Tensors& made);
-  bool note(const Node& node) const;
+  bool told(const Operator& op, const Node& node) const;
   void results(const Node& node, const Operands& found, Values& into);
 };
 

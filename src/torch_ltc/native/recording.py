@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch_ltc.config import settings
 from torch_ltc.native.library import extension
 
 __all__ = ["native"]
 
-# Not by 'auto' yet: decision 0032 says what is left to do.
-native: Any = extension if settings.native == "1" else None
+native: Any = extension

@@ -3,14 +3,16 @@
 #pragma once
 
 #include <c10/core/Storage.h>
+#include <c10/util/UniqueVoidPtr.h>
 
 namespace torch_ltc {
 
 // A pointer to `size_bytes` that no other storage has. Nothing is there: following it ends the process.
-c10::DataPtr reserve_address(size_t size_bytes);
+void* reserve_address(size_t size_bytes);
 
-// A storage of this size. Its state is Python's, or that of whoever replaces the context of its pointer.
-c10::Storage make_storage(size_t size_bytes);
+// A storage of this size, with the state that its end hands to `end`.
+c10::Storage make_storage(
+    size_t size_bytes, void* context = nullptr, c10::DeleterFnPtr end = &c10::detail::deleteNothing);
 
 // Give a storage this size, and a new address if it is larger than before.
 void grow_storage(const c10::Storage& storage, size_t size_bytes);

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import enum
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache
 
 import torch
 
@@ -232,9 +232,19 @@ _UNDECLARED_WRITES = {
 }
 
 
-@cache
+# By identity, which the table keeps: the hash of an operator is a Python function.
+_written: dict[int, tuple[OpOverload, tuple[int, ...]]] = {}
+
+
 def written_positions(op: OpOverload) -> tuple[int, ...]:
     """Positions of the schema arguments that the operator writes to."""
+    found = _written.get(id(op))
+    if found is None:
+        found = _written[id(op)] = (op, _written_positions(op))
+    return found[1]
+
+
+def _written_positions(op: OpOverload) -> tuple[int, ...]:
     arguments = op._schema.arguments
     declared = tuple(i for i, a in enumerate(arguments) if a.alias_info is not None and a.alias_info.is_write)
     return (*_UNDECLARED_WRITES.get(op._schema.name, ()), *declared)
@@ -288,8 +298,9 @@ class Program:
     functional: bool = False
     symbols: tuple[Symbol, ...] = ()
     symbolic_shapes: Mapping[int, SymbolicShape] = field(default_factory=dict)
-    # Every run asks for the inputs.
+    # Every run asks for the inputs, and whoever looks at a new program for its calls.
     _inputs: list[Input] = field(default_factory=list, init=False, repr=False)
+    _calls: list[Call] = field(default_factory=list, init=False, repr=False)
 
     @property
     def inputs(self) -> list[Input]:
@@ -306,7 +317,9 @@ class Program:
     @property
     def calls(self) -> list[Call]:
         """The operator calls, in order."""
-        return [i for i in self.instructions if isinstance(i, Call)]
+        if not self._calls:
+            self._calls[:] = [i for i in self.instructions if isinstance(i, Call)]
+        return self._calls
 
     @property
     def donated(self) -> tuple[int, ...]:
@@ -348,10 +361,10 @@ class Program:
 
     def op_counts(self) -> dict[str, int]:
         """The number of calls of each operator."""
-        counts: dict[str, int] = {}
-        for call in self.calls:
-            counts[call.name] = counts.get(call.name, 0) + 1
-        return counts
+        # By identity: the hash of an operator is a Python function.
+        counts = Counter(map(id, [call.op for call in self.calls]))
+        ops = {id(call.op): call.op for call in self.calls}
+        return {str(ops[identity].name()): count for identity, count in counts.items()}
 
 
 def _first_number(instruction: Instruction) -> int:

@@ -22,12 +22,27 @@ class Spec:
     """One tensor shape. Make it with `spec_of` or `make_spec`; never directly, or identity comparison breaks."""
 
     # A plain slots class: it is built on every recording miss, and a frozen dataclass costs several times as much.
-    __slots__ = ("dtype", "size", "stride", "offset", "conj", "neg", "contiguous", "plain", "native")
+    __slots__ = (
+        "dtype",
+        "size",
+        "stride",
+        "offset",
+        "conj",
+        "neg",
+        "contiguous",
+        "plain",
+        "native",
+        "_extent",
+        "_covers",
+    )
 
     def __init__(self, key: _SpecKey) -> None:
         self.dtype, self.size, self.stride, self.offset, self.conj, self.neg = key
         # The same in C++, which holds this one in turn; made when the hit path first needs it.
         self.native: Any = None
+        # Asked of every result at every run, computed when first asked for; -1 and None before.
+        self._extent = -1
+        self._covers: bool | None = None
         # "contiguous" as the fast tensor constructor sees it: row-major strides that multiply the sizes as they are.
         self.contiguous = self.offset == 0 and self.stride == row_major(self.size) and not (self.conj or self.neg)
         # "plain": it has elements, they are as they lie in memory, and most kernels take their dtype and number of
@@ -50,13 +65,16 @@ class Spec:
 
     def extent(self) -> int:
         """Number of storage elements that a tensor of this spec reaches, its offset included."""
-        if 0 in self.size:
-            return self.offset
-        return self.offset + 1 + sum((n - 1) * s for n, s in zip(self.size, self.stride, strict=True))
+        if self._extent < 0:
+            reach = [(n - 1) * s for n, s in zip(self.size, self.stride, strict=True)]
+            self._extent = self.offset if 0 in self.size else self.offset + 1 + sum(reach)
+        return self._extent
 
     def covers_storage(self) -> bool:
         """True when the elements fill a storage from offset 0 without holes or overlap."""
-        return self.offset == 0 and self.extent() == self.numel and not self.overlaps_itself()
+        if self._covers is None:
+            self._covers = self.offset == 0 and self.extent() == self.numel and not self.overlaps_itself()
+        return self._covers
 
     def overlaps_itself(self) -> bool:
         """True when two elements certainly share one memory location (a stride of 0, as `expand` makes)."""

@@ -8,11 +8,15 @@ only finds the bucket. The tree is bounded: past the bound, the branches that we
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from types import MappingProxyType
 from typing import Any
 
 from torch_ltc.program.instruction import Instruction
 
 Key = tuple[Any, ...]
+# Read only.
+_NO_CHILDREN: Any = MappingProxyType({})
+_NO_PROGRAMS: Any = MappingProxyType({})
 
 
 class Node:
@@ -47,7 +51,8 @@ class Node:
     def __init__(self, key: Key, parent: Node | None, instruction: Instruction | None) -> None:
         self.key = key
         self.parent = parent
-        self.children: dict[Key, Node] = {}
+        # Shared until there is a first one: most nodes are made once, and each dictionary is work for the collector.
+        self.children: dict[Key, Node] = _NO_CHILDREN
         self.next: Node = _NOWHERE
         self.depth: int = 0 if parent is None else parent.depth + 1
         self.instruction = instruction
@@ -59,7 +64,7 @@ class Node:
         self.plan: Any = None
         # Run-time numbers that the call was tried with, while they are still looked at.
         self.checked: set[tuple[Any, ...]] | None = None
-        self.programs: dict[tuple[int, ...], Any] = {}
+        self.programs: dict[tuple[int, ...], Any] = _NO_PROGRAMS
         self.last_used = 0
         self.known = False
         self.native: Any = None
@@ -98,13 +103,21 @@ class Tree:
     def add(self, node: Node, key: Key, instruction: Instruction) -> Node:
         """A new child of `node`."""
         child = Node(key, node, instruction)
-        if node.children:
-            self.forks += 1
-        node.children[key] = child
+        if node.children is _NO_CHILDREN:
+            node.children = {key: child}
+        else:
+            self.forks += bool(node.children)
+            node.children[key] = child
         if node is not self.root:
             node.next = child
         self.size += 1
         return child
+
+    def keep_program(self, leaf: Node, live: tuple[int, ...], program: Any) -> None:
+        """Keep a program that ends at `leaf` with these live outputs."""
+        if leaf.programs is _NO_PROGRAMS:
+            leaf.programs = {}
+        leaf.programs[live] = program
 
     def touch(self, leaf: Node) -> None:
         """Mark the program that ends at `leaf` as just used."""

@@ -155,6 +155,10 @@ table.add(
               check=lambda kind: {"create_symbol", "create_symintnode"} <= set(vars(kind))),
     Interface("torch.fx.experimental.symbolic_shapes.DimDynamic", "a size that varies", "symbolic sizes", _EXPERIMENTAL,
               check=lambda kind: hasattr(kind, "DYNAMIC")),
+    Interface("torch._inductor.aoti_compile_and_package", "compiles an exported program", "`export_program` to a file",
+              check=takes("exported_program")),
+    Interface("torch._dynamo.backends.common.aot_autograd", "graphs of forward and backward",
+              "`torch.compile(backend='ltc')`", check=_exists),
     Interface("torch._sym_sqrt", "`math.sqrt` of a symbolic number, and others so named", "symbolic sizes"),
 )
 # ---- private interfaces: autograd, modules, modes, testing --------------------------------------------------------
@@ -194,9 +198,25 @@ table.add(
               check=_exists),
 )
 
+# ---- private interfaces: torch.distributed ------------------------------------------------------------------------
+_GROUPS = "`torch.distributed` on the device"
+table.add(
+    *(Interface(f"torch._C._distributed_c10d.{name}", why, _GROUPS, _BINDING, check=check) for name, why, check in (
+        ("ProcessGroup", "groups of the physical device", lambda kind: all(hasattr(kind, name) for name in (
+            "boxed", "unbox", "_get_backend", "_register_backend", "_set_default_backend"))),
+        ("Work", "handles of collectives", lambda kind: hasattr(kind, "boxed") and hasattr(kind, "unbox")),
+        ("ReduceOp", "kinds of reductions", lambda kind: int(kind.RedOpType.PREMUL_SUM) > 0),
+        ("_create_work_from_future", "handles of recorded collectives", callable))),
+    Interface("torch.distributed.Backend.register_backend", "the backend's name", _GROUPS, _EXPERIMENTAL),
+    *(Interface(f"torch.ops.c10d.{name}.default", "runs a collective of the physical device", _GROUPS, _BINDING)
+      for name in ("allreduce_", "broadcast_", "allgather_", "_allgather_base_", "_reduce_scatter_base_", "send",
+                   "recv_")),
+)
+
 # ---- registrations ------------------------------------------------------------------------------------------------
 DEVICE_NAME = "the PrivateUse1 device is named `ltc`, with hooks and a guard; `torch.ltc`; methods as `Tensor.is_ltc`"
 OPTIMIZER_HOOK = "a hook after every `optimizer.step()`"
+DISTRIBUTED_BACKEND = "the backend `ltc` of `torch.distributed`, and kernels of the operators `c10d::*`"
 PROCESS_TRANSFER = "reducers of `torch.Tensor` and `torch.nn.Parameter` in `multiprocessing.reduction.ForkingPickler`"
 SCALER_HOOK = "a hook before every `optimizer.step()`"
 AUTOCAST_KERNELS = "kernels of `AutocastPrivateUse1`, and a fallthrough for all other operators"
@@ -205,6 +225,8 @@ COMPOSITE_GRADIENTS = "kernels of `aten::linear_backward`, `aten::matmul_backwar
 table.add(
     Registration(DEVICE_NAME, "the device; only one package per process can have the slot, and PyTorch takes its owner "
                  "for the accelerator", "the device", _EXPERIMENTAL, reversible=False),
+    Registration(DISTRIBUTED_BACKEND, "collectives are recorded", "`torch.distributed` on the device", _EXPERIMENTAL,
+                 reversible=False),
     Registration(OPTIMIZER_HOOK, "the sync; `settings.sync_after_optimizer = False` turns it off", "a step has no end"),
     Registration(PROCESS_TRANSFER, "tensors of the device travel as copies on the CPU; others as they did",
                  "tensors of the device on queues, in workers of a DataLoader"),
@@ -217,7 +239,7 @@ table.add(
 
 # ---- patches ------------------------------------------------------------------------------------------------------
 _COPY = "the value number must not travel with a copy"
-_POINTER = "refuses instead of handing out a null pointer"
+_CAPSULE = "hands out a copy on the physical device instead of a null pointer"
 _STORAGE = "copying, saving, pickling, comparing storages of the device"
 _PICKLE = "tensors that share memory share it after pickle, too"
 _ADDRESS = "goes through the buffer where PyTorch would read memory, or read byte by byte"
@@ -236,10 +258,13 @@ table.add(
           "saving of shared tensors", _STABLE, python_only=True),
     *(Patch(f"torch._C.{name}", "looks at the physical memory, after a sync", "tests of `torch._lazy_clone`", _CALLERS)
       for name in ("_is_cow_tensor", "_data_address")),
-    Patch("torch.Tensor.__dlpack__", _POINTER, "libraries crash", _STABLE),
-    Patch("torch.utils.dlpack.to_dlpack", _POINTER, "libraries crash", _STABLE),
-    Patch("torch.to_dlpack", _POINTER, "libraries crash", _STABLE),
-    Patch("torch._C._to_dlpack", _POINTER, "libraries crash"),
+    Patch("torch.Tensor.__dlpack__", _CAPSULE, "libraries crash", _STABLE),
+    Patch("torch.Tensor.__dlpack_device__", _CAPSULE, "`numpy.from_dlpack`", _STABLE, check=takes("self")),
+    *(Patch(path, "gives the tensor itself, which takes part in the protocol", "`torch.from_dlpack`", risk)
+      for path, risk in (("torch.utils.dlpack.to_dlpack", _STABLE), ("torch.to_dlpack", _STABLE),
+                         ("torch._C._to_dlpack", _BINDING), ("torch._C._to_dlpack_versioned", _BINDING))),
+    *(Patch(path, "a tensor of the device stays on it", "`torch.from_dlpack`", _STABLE, check=takes("ext_tensor"))
+      for path in ("torch.utils.dlpack.from_dlpack", "torch.from_dlpack")),
     Patch("torch._tensor_str._tensor_str", "printing reads once", "many syncs a print", check=takes("self", "indent")),
     *(Patch(f"torch.UntypedStorage.{name}", _STORAGE, "`torch.save`, pickle, `copy.deepcopy`", _CALLERS,
             python_only=True) for name in (
@@ -248,6 +273,8 @@ table.add(
     *(Patch(f"torch.UntypedStorage.{name}", _ADDRESS, "`torch.save`, printing", _CALLERS) for name in (
         "__repr__", "_write_file", "_set_from_file")),
     Patch("torch.UntypedStorage.__reduce__", _PICKLE, "pickle", _CALLERS),
+    Patch("torch.TypedStorage._get_legacy_storage_class", "answers with the class of the CPU",
+          "`tensor.storage_type()`", _CALLERS, check=takes("self")),
     Patch("torch.TypedStorage.__reduce__", _PICKLE, "pickling typed storages", _CALLERS),
     *(Patch(f"torch.UntypedStorage.{name}", _REFUSED, "a crash instead of an error", _CALLERS) for name in (
         "fill_", "resize_", "share_memory_", "__setitem__", "byteswap", "_share_fd_cpu_",
@@ -260,6 +287,7 @@ table.add(
         "_import_ir_module_from_package", "_save_jit_module", "_save_jit_module_to_bytes")),
     Patch("torch.nn.modules.linear_cross_entropy_options.LinearCrossEntropyOptions._adjust",
           "chooses its partial sums for the physical device", "`linear_cross_entropy`", since=(2, 13)),
+    Patch("torch._C._select_conv_backend", "answers for the physical device", "tests of convolutions", _BINDING),
     Patch("torch.Generator", "`torch.Generator(device='ltc')`; `isinstance` holds for all generators",
           "generators of the device",
           _CALLERS, check=_is_class, python_only=True),
@@ -278,6 +306,17 @@ table.add(
     Patch("torch.clear_autocast_cache", "forgets cast parameters of the device too", "old values of parameters"),
     *(Patch(f"torch.{name}", "chosen as on the physical device until it is set", "float16 on the CPU") for name in (
         "get_autocast_dtype", "set_autocast_dtype")),
+    Patch("torch._TorchCompileInductorWrapper.__call__", "the graph of code on the device is recorded, not compiled",
+          "`torch.compile` on the device", check=takes("self", "model_", "inputs_")),
+    *(Patch(f"{module}.destroy_process_group", "runs what was recorded, and lets go of the physical group",
+            "pending collectives fail", _CALLERS, check=takes("group")) for module in (
+        "torch.distributed", "torch.distributed.distributed_c10d")),
+    Patch("torch.nn.parallel.DistributedDataParallel.__init__", "refuses what the reducer needs pinned memory for",
+          "a failure in backward", _CALLERS, check=takes("self", "module"), python_only=True),
+    Patch("torch.nn.SyncBatchNorm.forward", "says that its kernels are for GPUs alone", "an error of the dispatcher",
+          _CALLERS, check=takes("self", "input")),
+    Patch("torch.nn.attention.flex_attention._validate_device", "the device is not on its list", "`flex_attention`",
+          check=takes("query", "key", "value")),
     Patch("torch.autograd.graph._engine_run_backward", _BACKWARD, "an error in a hook ends the process"),
     Patch("torch.autograd._engine_run_backward", _BACKWARD, "an error in a hook ends the process"),
 )

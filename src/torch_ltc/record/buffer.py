@@ -203,13 +203,19 @@ def find_buffer(tensor: torch.Tensor) -> Buffer | None:
     return getattr(storage_of(tensor), "handle", None)
 
 
+def _is_wrapper(tensor: torch.Tensor) -> bool:
+    """True for a subclass that computes on tensors of its own: its storage is there for its views alone."""
+    return type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+
+
 def buffer_of(tensor: torch.Tensor) -> Buffer:
     """The buffer of a lazy tensor."""
     buffer = find_buffer(tensor)
     if buffer is None:
         storage: Any = storage_of(tensor)
-        if extension is not None and extension.is_own_storage(storage):
-            # Made by `torch.UntypedStorage(..., device="ltc")`: nobody has written to it yet.
+        if (extension is not None and extension.is_own_storage(storage)) or _is_wrapper(tensor):
+            # Made by `torch.UntypedStorage(..., device="ltc")`, or of a tensor that wraps others: nobody has written to
+            # it yet.
             attach(tensor, new_buffer(make_spec(torch.uint8, (storage.nbytes(),), (1,))))
             return buffer_of(tensor)
         raise LtcError(

@@ -28,7 +28,7 @@ _KINDS = {
     Kind.DEVICE: 6,
     Kind.DROPPED: 7,
 }
-_FRESH, _SHARED, _VIEW, _SAME, _NOTHING = range(5)
+_FRESH, _SHARED, _VIEW, _SAME, _NOTHING, _CONSTANT = range(6)
 _Result = tuple[int, int, Spec | None]
 
 
@@ -66,8 +66,9 @@ def link_input(parent: Node, child: Node, index: int, spec: Spec) -> None:
 
 
 def _expect(parent: Node, child: Node) -> None:
-    # Nothing is expected after the root: the first call of a program is timed, in Python.
-    if parent.parent is not None and parent.native is not None and child.native.described:
+    if parent.parent is None and parent.native is None:
+        parent.native = native.Node(parent)
+    if parent.native is not None and child.native.described:
         parent.native.expect(child.native)
 
 
@@ -94,8 +95,10 @@ def _result(item: Return, position: int, tensors: list[Any]) -> _Result | None:
     kind, spec = item.kind, item.spec
     if kind is ReturnKind.SAME:
         return _SAME, item.operand, None
+    if kind is ReturnKind.CONSTANT:
+        return (_CONSTANT, item.constant, None) if type(item.constant) is int else None
     if kind is ReturnKind.NOTHING or spec is None:
-        return (_NOTHING, -1, None) if item.constant is None else None
+        return _NOTHING, -1, None
     if kind is ReturnKind.FRESH:
         if spec.conj or spec.neg:
             return None

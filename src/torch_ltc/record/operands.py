@@ -58,7 +58,7 @@ def make_operands(
         place += 1
         if kind is _TENSOR and part.__class__ is int:
             operands.append(part)
-            filled.append(_values[part] if part < len(_values) else _value(part))
+            filled.append(_values[part] if part < len(_values) else value_operand(part))
             shape_args.append(specs[part])
         elif kind is _STATIC or part is None:
             filled.append(part)
@@ -96,7 +96,7 @@ def _add_list(
             specs_of_items.append(None)
         elif part.__class__ is int:
             operands.append(part)
-            items.append(_values[part] if part < len(_values) else _value(part))
+            items.append(_values[part] if part < len(_values) else value_operand(part))
             specs_of_items.append(specs[part])
         else:
             items.append(scalar_operand(slot, part))
@@ -107,7 +107,7 @@ def _add_list(
     return slot
 
 
-def _value(number: int) -> Value:
+def value_operand(number: int) -> Value:
     """The operand that stands for this value; one object for all programs."""
     while len(_values) <= number:
         _values.append(Value(len(_values)))

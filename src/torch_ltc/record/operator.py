@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from torch_ltc.program.effects import SIZED_BY_SCALARS, operator_may_fail
+from torch_ltc.program.instruction import written_positions
 from torch_ltc.pytorch.private import OpOverload, SchemaArgument
 from torch_ltc.shapes.rules import rule_of
 
@@ -58,6 +59,8 @@ _KINDS = {
     "Optional[Device]": Kind.DEVICE,
 }
 
+# Arguments of calls that have templates: one part of the key each, in order.
+_PLAIN_KINDS = frozenset({Kind.TENSOR, Kind.SCALAR, Kind.STATIC, Kind.STATIC_SCALAR, Kind.DEVICE})
 _DYNAMIC_TAGS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 
@@ -92,6 +95,9 @@ class Operator:
         "keywords",
         "rule",
         "required",
+        "writes",
+        "run_time",
+        "has_template",
         "native",
     )
 
@@ -118,6 +124,13 @@ class Operator:
         # Tensors that autograd may leave undefined all the same; no rule covers that.
         self.required = tuple(i for i, a in enumerate(self.arguments) if a.kind is Kind.TENSOR and not a.optional)
         self.written = tuple(i for i, a in enumerate(self.arguments) if a.written)
+        # Also what its schema does not declare.
+        self.writes = bool(written_positions(op))
+        # Where tensors and numbers are: their place in a key, and their position among the arguments.
+        self.run_time = tuple(
+            [(1 + i, i) for i, kind in enumerate(kinds) if kind is Kind.TENSOR or kind is Kind.SCALAR]
+        )
+        self.has_template = self.rule is not None and all(kind in _PLAIN_KINDS for kind in kinds)
         # The operator in C++, where its kernel tries the hit path.
         self.native: Any = None
 

@@ -35,6 +35,10 @@ class PathValues:
         last = self._node
         if node is last:
             return
+        if node.parent is last:
+            self._add(node)
+            self._node = node
+            return
         path = [node]
         above = node.parent
         while above is not last and above is not None:
@@ -74,11 +78,13 @@ class PathValues:
                 for item, number in zip(instruction.flat_returns, numbers, strict=True):
                     if number >= 0:
                         self._add_value(instruction, item)
-            for number in instruction.mutated:
-                self.written.add(self.roots[number])
-            if instruction.op is _RESIZE:
-                for number in instruction.operands:
-                    self.specs[number] = None
+            # Asking the operator of the key is quicker than asking the instruction.
+            if node.key[0].writes:
+                for number in instruction.mutated:
+                    self.written.add(self.roots[number])
+                if instruction.op is _RESIZE:
+                    for number in instruction.operands:
+                        self.specs[number] = None
 
     def _add_value(self, call: Call, item: Return) -> None:
         self.specs.append(item.spec)

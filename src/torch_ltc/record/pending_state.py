@@ -15,13 +15,15 @@ __all__ = ["PendingState"]
 class PendingState:
     """`base` is the absolute number of the first value of the pending program, `count` that of the next one."""
 
-    __slots__ = ("base", "count", "node", "buffers", "inputs", "scalars", "random")
+    __slots__ = ("base", "count", "node", "buffers", "inputs", "scalars", "random", "started")
     node: Node
 
     def __init__(self) -> None:
         self.base = 0
         self.count = 0
         self.random = False
+        # When the first call was recorded, in seconds; 0 before that.
+        self.started = 0.0
         # Buffers that the pending program defines. The list stays the same object: kernels keep its `append`.
         self.buffers: list[Buffer] = []
         self.inputs: list[Buffer] = []
@@ -62,6 +64,9 @@ class PendingState:
     def take_hits(self) -> int:
         """How many calls the hit path in C++ has recorded since this was last asked."""
         return 0
+
+    def set_begin(self, begin: Callable[[], None]) -> None:
+        """What the hit path in C++ calls at the first call of a program: there is none here."""
 
     def set_note_line(self, note: Callable[[Node], None]) -> None:
         """Let the hit path call this for a call that may fail."""

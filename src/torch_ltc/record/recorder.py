@@ -40,6 +40,7 @@ from torch_ltc.record.arguments import (
 )
 from torch_ltc.record.buffer import Buffer, buffer_of, new_buffer, physical_device, storage_of
 from torch_ltc.record.call_site import UNKNOWN, Source, call_source, current_source
+from torch_ltc.record.call_template import CallTemplates
 from torch_ltc.record.forward_lines import ForwardLines
 from torch_ltc.record.native_nodes import link_input
 from torch_ltc.record.operands import CallOperands, make_operands
@@ -66,6 +67,10 @@ _CPU_OPERANDS = frozenset(
         "aten::_foreach_addcmul_.Tensor",
     }
 )
+# Operators that take integers from the CPU, which is what indices are.
+_CPU_INDICES = frozenset(
+    f"aten::index_fill{written}.int_{value}" for written in ("", "_") for value in ("Scalar", "Tensor")
+)
 # How many values of an operator's run-time numbers are checked against its meta kernel before they are trusted.
 _CHECKED_SCALARS = 8
 
@@ -76,7 +81,7 @@ _CONJ = Operator(aten._conj.default)
 _NEG_VIEW = Operator(aten._neg_view.default)
 _EMPTY = Operator(aten.empty_strided.default)
 _DEVICE = torch.device("cpu")
-# As native/recorder_bindings.cpp says it of what is no tensor of the device.
+# As native/buffer_bindings.cpp says it of what is no tensor of the device.
 _NO_BUFFER = -2
 
 
@@ -120,10 +125,10 @@ class Recorder(_State):
         *(("lock",) if native is None else ()),
         "tree",
         "numbers",
-        "started",
         "bound",
         "lines",
         "path_values",
+        "templates",
         "awaited",
         "forward",
         "torch_state",
@@ -137,6 +142,7 @@ class Recorder(_State):
         self.torch_state = TorchState.current()
         self.tree.select(self.torch_state)
         self.path_values = PathValues(self.tree.root)
+        self.templates = CallTemplates()
         # Numbers of the call being recorded; they join `scalars` once the call is known to be right.
         self.numbers: list[Any] = []
         # What wants to be told when the pending program has been queued; see `async_item`.
@@ -167,6 +173,7 @@ class Recorder(_State):
     def enter_state(self, state: TorchState) -> None:
         """Record in another state of PyTorch's global switches from now on. Nothing is pending."""
         self.torch_state = state
+        self.templates.clear()
         self.tree.select(state)
         self.node = self.tree.root
 
@@ -325,7 +332,8 @@ class Recorder(_State):
 
     def _foreign(self, tensor: torch.Tensor, operator: Operator | None) -> int:
         """A CPU tensor among lazy ones: a zero-dimensional one, or an index, is uploaded as it is now."""
-        allowed = tensor.dim() == 0 or (operator is not None and operator.name in _CPU_OPERANDS)
+        name = operator.name if operator is not None else ""
+        allowed = tensor.dim() == 0 or name in _CPU_OPERANDS or (tensor.dtype is torch.int64 and name in _CPU_INDICES)
         if tensor.device.type != "cpu" or not allowed:
             raise device_mismatch(tensor, operator)
         return self._input(*self.adopt(tensor)) - self.base
@@ -342,7 +350,7 @@ class Recorder(_State):
     def step(self, child: Node) -> int:
         """Move to `child`, whose values are numbered from the returned number on."""
         if not self.started:
-            self._begin()
+            self.begin()
         # No call between these: an interrupt cannot leave one done and the other not.
         number = self.count
         self.node = child
@@ -403,10 +411,10 @@ class Recorder(_State):
         if child is None:
             child = self._extend(key, operator, values)
         if not self.started:
-            self._begin()
+            self.begin()
         return child
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
         """The first call of a program."""
         self.started = time.perf_counter()
         self.forward.begin()
@@ -448,18 +456,34 @@ class Recorder(_State):
         self, key: Key, operator: Operator, values: tuple[Any, ...], specs: Sequence[Spec] | None = None
     ) -> Node:
         """A new child for this call. `specs` are those of its operands, where there are no tensors to ask."""
+        path = self.path_values
+        path.follow(self.node)
+        signature = self.templates.signature(key, operator, self.numbers, path.specs, path.roots)
+        template = None if signature is None else self.templates.find(signature)
+        if template is not None:
+            source, sequence = self._site(values)
+            first = self.count - self.base
+            call = template.instruction(key, operator, self.scalar_count, first, source, sequence)
+            child = self.tree.add(self.node, key, call)
+            template.describe(child)
+        else:
+            child = self._infer_child(key, operator, values, specs, signature)
+        if operator.checks_numbers and self.numbers:
+            child.checked = {tuple(self.numbers)}
+        return child
+
+    def _infer_child(
+        self, key: Key, operator: Operator, values: tuple[Any, ...], specs: Sequence[Spec] | None, signature: Key | None
+    ) -> Node:
+        """A new child for a call of which no template is known."""
         operands = self._operands_of(key, operator, values)
         returns = self._by_rule(operator, operands)
         if returns is None:
+            signature = None
             returns = self._by_pytorch(operator, values, specs)
         first = self.count - self.base
         numbers = result_numbers(returns, first)
-        source = call_source(2)
-        sequence: int | None = None
-        if source.backward:
-            source = self.forward.line_of(source, self.node)
-        elif torch.is_grad_enabled():
-            sequence = self.forward.number_of(values)
+        source, sequence = self._site(values)
         call = Call(
             operator.op,
             operands.args,
@@ -476,9 +500,16 @@ class Recorder(_State):
         child = self.tree.add(self.node, key, call)
         child.made = len(numbers) - numbers.count(-1)
         cache_result_specs(child, returns, operands.operands, self.path_values.specs)
-        if operator.checks_numbers and self.numbers:
-            child.checked = {tuple(self.numbers)}
+        if signature is not None:
+            self.templates.keep(signature, child, call)
         return child
+
+    def _site(self, values: tuple[Any, ...]) -> tuple[Source, int | None]:
+        """The line of a call that is recorded for the first time, and the number of its autograd node."""
+        source = call_source(2)
+        if source.backward:
+            return self.forward.line_of(source, self.node), None
+        return source, self.forward.number_of(values) if torch.is_grad_enabled() else None
 
     def _operands_of(self, key: Key, operator: Operator, values: tuple[Any, ...]) -> CallOperands:
         self.path_values.follow(self.node)
@@ -528,6 +559,8 @@ class Recorder(_State):
 
 recorder = Recorder()
 recorder.set_note_line(recorder.note_line)
+recorder.set_begin(recorder.begin)
+settings.watch("device_type", recorder.templates.clear)
 # The child finds the lock free, and nothing half recorded.
 os.register_at_fork(
     before=recorder.lock.acquire, after_in_parent=recorder.lock.release, after_in_child=recorder.lock.release

@@ -195,6 +195,7 @@ class _BoundGradients:
             alone = zip(zip(references, uses, strict=True), zip(*self._alone, strict=True), self._wholes, strict=True)
             for pair, gradient, buffer, (now, one, whole) in zip(self._staying, current, buffers, alone, strict=True):
                 made = pair[1]
+                assert gradient is not None
                 if now == one and spec_of(gradient) is made.spec and buffer.spec is whole:
                     outputs[made.output] = buffer
                 else:

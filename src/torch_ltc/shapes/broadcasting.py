@@ -137,6 +137,10 @@ def elementwise_strides(size: tuple[int, ...], operands: Sequence[Spec]) -> tupl
     if all(is_row_major(operand) for operand in operands):
         return row_major(size)
     first = operands[0]
+    if len(operands) > 1 and all(operand.size == size and is_contiguous(operand) for operand in operands):
+        # No operand is broadcast, and all are row-major as PyTorch sees them: it lays the result out anew.
+        require(all(operand.dtype is first.dtype for operand in operands))
+        return row_major(size)
     # Where dtypes differ, some operands are cast before, which may change their layout.
     require(all(operand.dtype is first.dtype and not is_odd(operand) for operand in operands))
     if all(operand.size == size for operand in operands):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -69,6 +70,9 @@ _REFUSES_NUMBERS = frozenset(
 
 # Operators that refuse zeros as data: pivots begin at 1.
 _ONES = frozenset(f"aten::{name}" for name in ("linalg_lu_solve", "lu_solve", "linalg_ldl_solve", "cholesky_inverse"))
+
+# Of `multinomial`.
+_MOST_CATEGORIES = 2**24
 
 _QUANTIZED = frozenset({torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4})
 
@@ -244,8 +248,14 @@ def _pattern(call: ShapeCall) -> object:
     """Dtypes, ranks, which lengths are equal or 1, and the kinds of numbers: what eager refuses mostly depends on."""
     lengths = sorted({length for spec in call.specs for length in spec.size} | {0, 1})
     operands = [(spec.dtype, tuple(map(lengths.index, spec.size))) for spec in call.specs]
-    others = [item if isinstance(item, (torch.dtype, str)) else type(item) for item in call.args]
-    return (call.op, *operands, *others)
+    return (call.op, *operands, *map(_kind, call.args))
+
+
+def _kind(item: Any) -> object:
+    """Of an argument that is no tensor, what of it takes part in a pattern."""
+    if isinstance(item, (list, tuple)):
+        return tuple(map(_kind, item))
+    return item if isinstance(item, (torch.dtype, str)) else type(item)
 
 
 def _can_run_on_cpu(call: ShapeCall) -> bool:
@@ -267,6 +277,8 @@ def _needs_real_checks(call: ShapeCall) -> bool:
         return True
     if call.name == "aten::embedding" and specs[-1].dtype.is_floating_point:
         # The meta kernel of torch 2.11 takes any indices.
+        return True
+    if call.name == "aten::multinomial" and specs[0].size[-1:] > (_MOST_CATEGORIES,):
         return True
     if call.name in _PRODUCTS and any(spec.dtype is not specs[0].dtype for spec in specs):
         return True

@@ -106,6 +106,9 @@ def _compile(segment: Segment, device: torch.device) -> _Part:
 class ScriptComputation(Computation):
     """Compiled functions, run one after the other."""
 
+    # PyTorch's own kernels run, on the specs of one program.
+    repeats_layouts = True
+
     def __init__(self, parts: list[_Part], program: Program, symbols: tuple[int, ...] = ()) -> None:
         self.program = program
         self._parts = parts

@@ -112,6 +112,11 @@ class Report:
         )
 
 
+def page_policy() -> str:
+    """The content policy of every page."""
+    return _policy((_asset("theme.js"), _libraries(), _program()))
+
+
 def _policy(scripts: tuple[str, ...]) -> str:
     """The page's content policy: its own scripts by hash, styles, and nothing from anywhere else."""
     hashes = " ".join(f"'sha256-{_hash(script)}'" for script in scripts)

@@ -90,6 +90,8 @@ def written(dtype: torch.dtype, operands: Sequence[Spec]) -> Returns:
 def _met(args: Sequence[Any], one_dtype: bool) -> tuple[torch.dtype, Sequence[Spec]]:
     """The dtype in which the arguments meet, and the tensors among them."""
     first = args[0]
+    # `torch.add(2, tensor)` has a number in the place of its first tensor.
+    require(first.__class__ is Spec)
     dtype: torch.dtype = first.dtype
     if len(args) == 1:
         return dtype, args

@@ -1,0 +1,1 @@
+"""Adapters to libraries beside PyTorch's core: `torch.compile`, export, Lightning, accelerate, notebooks."""

@@ -1,0 +1,27 @@
+// Specs and buffers as Python has them.
+
+#pragma once
+
+#include "buffer.h"
+#include "native.h"
+
+namespace torch_ltc {
+
+struct SpecHandle {
+  SpecPtr spec;
+};
+
+struct BufferHandle {
+  BufferPtr buffer = c10::make_intrusive<Buffer>();
+};
+
+// The form in C++ of a `Spec` of Python, kept on it.
+SpecPtr spec_of(py::handle python);
+
+// The `Buffer` of Python of a buffer that somebody holds, made at the first call.
+py::object python_of(const BufferPtr& buffer);
+
+// A number of Python's as the dispatcher has it.
+c10::IValue number_value(py::handle value);
+
+}  // namespace torch_ltc

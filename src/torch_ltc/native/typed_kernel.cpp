@@ -1,0 +1,210 @@
+// Kernels that take their arguments as callers in C++ have them, for the signatures that most calls have. A boxed kernel
+// holds its tensors, and to hold a tensor that Python has may take the GIL; here they are borrowed.
+
+#include <ATen/core/boxing/impl/boxing.h>
+#include <ATen/core/op_registration/infer_schema.h>
+
+#include <algorithm>
+#include <array>
+#include <tuple>
+
+#include "kernel.h"
+
+namespace torch_ltc {
+namespace {
+
+using at::Tensor;
+
+Tensor borrow(const Tensor& tensor) { return c10::MaybeOwnedTraits<Tensor>::createBorrow(tensor); }
+
+template <class T>
+c10::IValue borrowed(const T& value) {
+  return c10::IValue(value);
+}
+
+c10::IValue borrowed(const Tensor& tensor) { return c10::IValue(borrow(tensor)); }
+
+c10::IValue borrowed(const std::optional<Tensor>& tensor) {
+  return tensor.has_value() ? borrowed(*tensor) : c10::IValue();
+}
+
+c10::IValue borrowed(const at::OptionalIntArrayRef& numbers) {
+  return numbers.has_value() ? c10::IValue(*numbers) : c10::IValue();
+}
+
+c10::IValue borrowed(const at::TensorList& tensors) {
+  c10::List<Tensor> list;
+  list.reserve(tensors.size());
+  for (const Tensor& tensor : tensors) {
+    list.push_back(borrow(tensor));
+  }
+  return c10::IValue(std::move(list));
+}
+
+// Arguments of a call. What is borrowed is given back at the end, and not counted down.
+template <size_t N>
+struct Arguments {
+  std::array<c10::IValue, N> values;
+
+  ~Arguments() {
+    for (c10::IValue& value : values) {
+      if (value.isTensor()) {
+        std::move(value).toTensor().unsafeReleaseTensorImpl();
+      } else if (value.isTensorList()) {
+        auto list = value.toTensorList();
+        for (size_t i = 0; i < list.size(); ++i) {
+          list.extract(i).unsafeReleaseTensorImpl();
+        }
+      }
+    }
+  }
+};
+
+template <class... Items, size_t... places>
+std::tuple<Items...> taken(c10::IValue* values, std::tuple<Items...>*, std::index_sequence<places...>) {
+  return {std::move(values[places]).to<Items>()...};
+}
+
+template <class Result>
+Result taken(c10::IValue* values, Result*, std::index_sequence<0>) {
+  return std::move(values[0]).to<Result>();
+}
+
+template <class T>
+struct Count : std::integral_constant<size_t, 1> {};
+template <class... Items>
+struct Count<std::tuple<Items...>> : std::integral_constant<size_t, sizeof...(Items)> {};
+
+template <class Signature>
+struct Typed;
+
+template <class Result, class... Parameters>
+struct Typed<Result(Parameters...)> {
+  // Nothing is returned, or what is written: the first argument.
+  static constexpr bool kWrites = std::is_void_v<Result> || std::is_lvalue_reference_v<Result>;
+
+  Operator* op;
+
+  Result operator()(Parameters... parameters) const {
+    if constexpr (kWrites) {
+      if (!hit(nullptr, parameters...)) {
+        python(parameters...);
+      }
+      if constexpr (!std::is_void_v<Result>) {
+        return std::get<0>(std::tie(parameters...));
+      }
+    } else {
+      constexpr std::make_index_sequence<Count<Result>::value> places{};
+      Values returned;
+      if (hit(&returned, parameters...)) {
+        return taken(returned.data(), static_cast<Result*>(nullptr), places);
+      }
+      torch::jit::Stack stack = python(parameters...);
+      return taken(stack.data(), static_cast<Result*>(nullptr), places);
+    }
+  }
+
+ private:
+  template <class... Given>
+  bool hit(Values* returned, const Given&... given) const {
+    if (op->python_only) {
+      return false;
+    }
+    const Arguments<sizeof...(Given)> arguments{{borrowed(given)...}};
+    return recorder().hit(*op, arguments.values.data(), returned);
+  }
+
+  template <class... Given>
+  torch::jit::Stack python(const Given&... given) const {
+    auto stack = c10::impl::boxArgs<const Given&...>(given...);
+    op->handle.redispatchBoxed(kPython, &stack);
+    return stack;
+  }
+};
+
+// True for an overload that writes to its first argument and to nothing else.
+bool writes_first(const c10::FunctionSchema& schema) {
+  const auto& arguments = schema.arguments();
+  const auto is_written = [](const c10::Argument& argument) {
+    return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
+  };
+  return !arguments.empty() && is_written(arguments[0]) &&
+      std::none_of(arguments.begin() + 1, arguments.end(), is_written);
+}
+
+// Some overloads have other references in C++ than their schema says.
+template <class Signature>
+bool is_called_so(const c10::OperatorHandle& handle) {
+  try {
+    handle.typed<Signature>();
+    return true;
+  } catch (const c10::Error&) {
+    return false;
+  }
+}
+
+template <class Signature>
+bool make(const c10::FunctionSchema& real, Operator* op, std::optional<torch::CppFunction>& made) {
+  using Kernel = Typed<Signature>;
+  static const auto inferred = c10::detail::inferFunctionSchemaFromFunctor<Kernel>()->cloneWithRealTypes();
+  const bool fits = real.arguments().size() == inferred.arguments().size() &&
+      real.returns().size() == inferred.returns().size() && !c10::findSchemaDifferences(inferred, real) &&
+      is_called_so<Signature>(op->handle);
+  if (fits) {
+    made.emplace(Kernel{op});
+  }
+  return fits;
+}
+
+template <class... Signatures>
+std::optional<torch::CppFunction> make_first(const c10::FunctionSchema& real, Operator* op) {
+  std::optional<torch::CppFunction> made;
+  (make<Signatures>(real, op, made) || ...);
+  return made;
+}
+
+using T = const Tensor&;
+using Maybe = const std::optional<Tensor>&;
+using List = at::TensorList;
+using S = const at::Scalar&;
+using Scalars = at::ArrayRef<at::Scalar>;
+using Ints = at::IntArrayRef;
+using Dims = at::OptionalIntArrayRef;
+using Dtype = std::optional<at::ScalarType>;
+using Made = std::vector<Tensor>;
+using Two = std::tuple<Tensor, Tensor>;
+using Three = std::tuple<Tensor, Tensor, Tensor>;
+
+}  // namespace
+
+std::optional<torch::CppFunction> typed_kernel(Operator* op) {
+  const c10::FunctionSchema& schema = op->handle.schema();
+  const c10::FunctionSchema real = schema.cloneWithRealTypes(/*with_symint=*/false);
+  if (!schema.is_mutable()) {
+    return make_first<
+        Tensor(T), Tensor(T, T), Tensor(T, T, T), Tensor(T, T, S), Tensor(T, S), Tensor(T, S, S), Tensor(T, T, T, S),
+        Tensor(T, T, T, S, S), Tensor(T, T, Maybe), Tensor(T, Ints), Tensor(T, Ints, bool), Tensor(T, Ints, Ints),
+        Tensor(T, int64_t), Tensor(T, int64_t, int64_t), Tensor(T, int64_t, bool), Tensor(T, T, int64_t, at::ScalarType),
+        Tensor(T, std::optional<at::MemoryFormat>), Tensor(T, c10::string_view), Tensor(T, T, c10::string_view),
+        Tensor(T, Dtype), Tensor(T, Dims, bool, Dtype),
+        Tensor(T, int64_t, std::optional<int64_t>, std::optional<int64_t>, int64_t),
+        Tensor(T, Ints, int64_t, int64_t), Tensor(T, Ints, int64_t, int64_t, int64_t, int64_t),
+        Tensor(T, T, int64_t, bool, bool), Tensor(T, T, int64_t, int64_t, bool), Three(T, T, T, std::array<bool, 3>),
+        Two(T, T, T, std::array<bool, 2>), Three(T, Ints, Maybe, Maybe, double),
+        Three(T, T, Ints, T, T, Maybe, Maybe, std::array<bool, 3>), Made(List), Made(List, S), Made(List, List),
+        Made(List, List, S), Made(List, Scalars)>(real, op);
+  }
+  if (!writes_first(schema)) {
+    return std::nullopt;
+  }
+  if (schema.returns().empty()) {
+    return make_first<
+        void(List), void(List, S), void(List, T), void(List, List), void(List, List, S), void(List, List, List, S),
+        void(List, Scalars), void(List, List, Scalars), void(List, List, List, Scalars)>(real, op);
+  }
+  return make_first<
+      Tensor&(Tensor&), Tensor&(Tensor&, T), Tensor&(Tensor&, S), Tensor&(Tensor&, T, S), Tensor&(Tensor&, T, bool),
+      Tensor&(Tensor&, T, T, S)>(real, op);
+}
+
+}  // namespace torch_ltc

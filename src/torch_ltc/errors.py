@@ -8,8 +8,6 @@ import copy
 from collections.abc import Sequence
 from typing import TypeVar
 
-from torch.linalg import LinAlgError
-
 Error = TypeVar("Error", bound="LtcError")
 
 
@@ -131,26 +129,6 @@ class ExecutionNotImplementedError(ExecutionError, NotImplementedError):
 
     When: the physical device has no kernel for the call. What to do: as for `ExecutionError`.
     """
-
-
-class ExecutionLinAlgError(ExecutionError, LinAlgError):  # type: ignore[misc]  # torch does not type it
-    """An `ExecutionError` where eager raises a `torch.linalg.LinAlgError`: either class catches it.
-
-    When: a matrix is singular, or not positive definite. What to do: as for `ExecutionError`.
-    """
-
-
-_EXECUTION_ERRORS: tuple[tuple[type[Exception], type[ExecutionError]], ...] = (
-    (IndexError, ExecutionIndexError),
-    (ValueError, ExecutionValueError),
-    (NotImplementedError, ExecutionNotImplementedError),
-    (LinAlgError, ExecutionLinAlgError),
-)
-
-
-def execution_error_class(cause: BaseException) -> type[ExecutionError]:
-    """The class of the error for a call whose kernel raised `cause`: the class that eager raises is a base of it."""
-    return next((made for eager, made in _EXECUTION_ERRORS if isinstance(cause, eager)), ExecutionError)
 
 
 class PoisonedTensorError(ExecutionError):

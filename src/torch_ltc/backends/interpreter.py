@@ -12,10 +12,11 @@ from typing import Any
 
 import torch
 
-from torch_ltc.errors import InferenceError, LtcError, execution_error_class
+from torch_ltc.errors import InferenceError, LtcError
 from torch_ltc.events import MismatchEvent, emit
 from torch_ltc.lowering.interface import Arguments, Backend, Computation, Outcome
 from torch_ltc.lowering.kernel_call import fill, flatten_results, laid_out
+from torch_ltc.lowering.kernel_errors import execution_error_class
 from torch_ltc.lowering.out_of_memory import make_room
 from torch_ltc.program.instruction import (
     Call,

@@ -33,7 +33,7 @@ _ELEMENTS = "reads or writes tens of thousands of elements one by one: too slow 
 _READS = (
     "reads a number after each of tens of thousands of calls: a read waits for the worker thread, too slow for 120 s"
 )
-_BUSY = "thousands of programs, each new: 15 s of CPU time or more, past the limit of 120 s on a busy machine; it made progress, and was not seen to the end"
+_BUSY = "thousands of programs, each new: makes progress, but is past 120 s on a busy machine; not seen to the end"
 _SPARSE = "every call on a sparse tensor syncs: too slow for a limit of 60 s on a busy machine; not seen to the end"
 _TEXT = "the text of a program is another, on purpose"
 

@@ -33,6 +33,7 @@ _ELEMENTS = "reads or writes tens of thousands of elements one by one: too slow 
 _READS = (
     "reads a number after each of tens of thousands of calls: a read waits for the worker thread, too slow for 120 s"
 )
+_BUSY = "thousands of programs, each new: makes progress, but is past 120 s on a busy machine; not seen to the end"
 _SPARSE = "every call on a sparse tensor syncs: too slow for a limit of 60 s on a busy machine; not seen to the end"
 _TEXT = "the text of a program is another, on purpose"
 
@@ -49,14 +50,27 @@ KNOWN_FAILURES: tuple[Known, ...] = (
         Kind.ARTEFACT,
         _WARNING,
     ),
-    Known("test_tensor_creation_ops", ("*.test_linspace_cpu_*",), Kind.ARTEFACT, _ELEMENTS),
+    Known("test_tensor_creation_ops", ("*.test_linspace_cpu_*",), Kind.MISSING, _ELEMENTS),
     Known(
         "test_tensor_creation_ops",
         ("*.test_block_diag_cpu",),
         Kind.ARTEFACT,
         "tensors of two devices: the message is that of most operators, not the one of block_diag",
     ),
-    Known("nn/test_embedding", ("*.test_embedding_bag_1D_padding_idx_*",), Kind.ARTEFACT, _ELEMENTS),
+    Known("nn/test_embedding", ("*.test_embedding_bag_1D_padding_idx_*",), Kind.MISSING, _ELEMENTS),
+    Known(
+        "test_nn",
+        ("TestNNDeviceTypeCPU.test_TransformerEncoderLayer_empty_cpu",),
+        Kind.MISSING,
+        "no strided nested tensors: refused at the call, with the way round",
+    ),
+    Known(
+        "test_foreach",
+        ("*.test_pointwise_op_with_tensor_of_scalarlist_overload__foreach_addcmul_is_fastpath_True_cpu_complex128",),
+        Kind.MISSING,
+        _BUSY,
+    ),
+    Known("test_linalg", ("*.test_linalg_solve_triangular_cpu_complex64",), Kind.MISSING, _BUSY),
     Known(
         "test_native_mha",
         ("*_use_nt_True_*",),
@@ -94,7 +108,7 @@ KNOWN_FAILURES: tuple[Known, ...] = (
             "TestTorchDeviceTypeCPU.test_index_copy_deterministic_cpu",
             "TestTorchDeviceTypeCPU.test_scatter_add_one_dim_deterministic_cpu",
         ),
-        Kind.ARTEFACT,
+        Kind.MISSING,
         _ELEMENTS,
     ),
     Known("test_torch", ("*.test_complex_half_experimental_warning_cpu",), Kind.ARTEFACT, "no warning of complex32"),

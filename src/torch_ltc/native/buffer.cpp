@@ -22,13 +22,13 @@ bool is_ending() {
 // The end of a storage, on any thread, with or without the GIL; never with the recorder's lock held but not the GIL.
 void end_of_storage(void* context) {
   auto* buffer = static_cast<Buffer*>(context);
-  auto held = BufferPtr::reclaim(buffer);
   // At the end of the process other threads do not get the GIL any more: what is left then is not freed.
   if (buffer->holders.fetch_sub(1) == 1 && buffer->python.load() != nullptr && (PyGILState_Check() || !is_ending())) {
     PyGILState_STATE state = PyGILState_Ensure();
     release_python(*buffer);
     PyGILState_Release(state);
   }
+  BufferPtr::reclaim(buffer).reset();
 }
 
 }  // namespace

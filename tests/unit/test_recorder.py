@@ -183,3 +183,16 @@ def test_a_wrong_number_is_refused_also_where_the_call_is_known() -> None:
         target.bernoulli_(1.5)
     target.bernoulli_(1.0)
     assert target.tolist() == [1.0] * 4
+
+
+def test_templates_fill_operands_that_go_by_name_only() -> None:
+    # The mask of attention is one: the second layer's call is made from the first one's template.
+    layers = [torch.nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True) for _ in range(3)]
+    x, mask = torch.randn(2, 4, 16), torch.full((4, 4), float("-inf")).triu(1)
+    results = []
+    for device in ("cpu", "ltc"):
+        y, allowed = x.to(device), mask.to(device)
+        for layer in layers:
+            y = layer.to(device)(y, src_mask=allowed)
+        results.append(y.detach().cpu())
+    assert torch.equal(*results)

@@ -53,6 +53,8 @@ table.add(
            names=("THPGenerator_Wrap", "THPGenerator_Unwrap")),
     Header("c10/core/Allocator.h", "the device's allocator", "storages", _STABLE,
            names=("Allocator", "DataPtr", "SetAllocator", "raw_deleter", "copy_data")),
+    Header("c10/core/CPUAllocator.h", "memory of the host that counts as pinned", "unused parameters in DDP", _STABLE,
+           names=("GetCPUAllocator",)),
     Header("c10/core/Storage.h", "storages", "storages", _STABLE, names=("Storage", "use_byte_size_t")),
     Header("torch/csrc/Storage.h", "storages in Python", "storages", _BINDING, names=("THPStorage_Unpack",)),
     Header("ATen/core/Tensor.h", "tensors", "results of calls", _STABLE),

@@ -44,19 +44,28 @@ class CallTemplate:
     ) -> Call:
         """The call with this key: results are numbered from `first` on, run-time numbers are in `slot` and after."""
         args: list[Any] = list(self.args)
+        kwargs = self.kwargs
         operands: list[int] = []
         for place, position in operator.run_time:
             part = key[place]
+            operand: Any
             if part.__class__ is int:
                 operands.append(part)
-                args[position] = value_operand(part)
+                operand = value_operand(part)
             elif part.__class__ is type:
-                args[position] = scalar_operand(slot, part)
+                operand = scalar_operand(slot, part)
                 slot += 1
+            else:
+                continue
+            if position < len(args):
+                args[position] = operand
+            else:
+                # By name only, as the mask of attention.
+                kwargs = {**kwargs, operator.keywords[position - operator.positional]: operand}
         return Call(
             operator.op,
             tuple(args),
-            self.kwargs,
+            kwargs,
             tuple(operands),
             self.returns,
             first,

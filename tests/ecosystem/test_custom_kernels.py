@@ -22,7 +22,9 @@ CPP = """
 #include <torch/library.h>
 #include <ATen/ATen.h>
 at::Tensor scaled_add(const at::Tensor& one, const at::Tensor& other, double scale) { return one + other * scale; }
-TORCH_LIBRARY(torch_ltc_eco, m) { m.def("scaled_add(Tensor one, Tensor other, float scale) -> Tensor", &scaled_add); }
+TORCH_LIBRARY(torch_ltc_eco, m) { m.def("scaled_add(Tensor one, Tensor other, float scale) -> Tensor"); }
+TORCH_LIBRARY_IMPL(torch_ltc_eco, CPU, m) { m.impl("scaled_add", &scaled_add); }
+TORCH_LIBRARY_IMPL(torch_ltc_eco, CUDA, m) { m.impl("scaled_add", &scaled_add); }
 """
 
 

@@ -66,7 +66,7 @@ def test_code_on_the_device_is_recorded(options: dict[str, Any]) -> None:
         for one, other in zip(train("ltc"), train("cpu"), strict=True):
             torch.testing.assert_close(one.cpu(), other, rtol=0, atol=0)
     else:
-        compare("torch.compile", "a module on ltc, default arguments", train)
+        compare("torch.compile", "a module on ltc, with the tracing of Dynamo", train)
 
 
 def test_a_function_that_makes_its_tensors_on_the_device_is_recorded() -> None:

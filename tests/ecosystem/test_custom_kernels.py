@@ -5,6 +5,7 @@ The GPU: `LTC_TS_CUDA=1 python -m pytest tests/ecosystem/test_custom_kernels.py`
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +22,9 @@ CPP = """
 #include <torch/library.h>
 #include <ATen/ATen.h>
 at::Tensor scaled_add(const at::Tensor& one, const at::Tensor& other, double scale) { return one + other * scale; }
-TORCH_LIBRARY(torch_ltc_eco, m) { m.def("scaled_add(Tensor one, Tensor other, float scale) -> Tensor", &scaled_add); }
+TORCH_LIBRARY(torch_ltc_eco, m) { m.def("scaled_add(Tensor one, Tensor other, float scale) -> Tensor"); }
+TORCH_LIBRARY_IMPL(torch_ltc_eco, CPU, m) { m.impl("scaled_add", &scaled_add); }
+TORCH_LIBRARY_IMPL(torch_ltc_eco, CUDA, m) { m.impl("scaled_add", &scaled_add); }
 """
 
 
@@ -55,10 +58,11 @@ def check(operator: Any, name: str, eager: str, tolerance: float) -> None:
 
 
 @pytest.mark.compilers
-def test_an_operator_of_a_cpp_library_is_recorded() -> None:
+def test_an_operator_of_a_cpp_library_is_recorded(tmp_path: Path) -> None:
     extension = pytest.importorskip("torch.utils.cpp_extension")
     if not hasattr(torch.ops.torch_ltc_eco, "scaled_add"):
-        extension.load_inline("torch_ltc_eco", CPP, is_python_module=False)
+        # A folder of its own: a run that was stopped leaves a lock in the common one.
+        extension.load_inline("torch_ltc_eco", CPP, is_python_module=False, build_directory=str(tmp_path))
         torch.library.register_fake("torch_ltc_eco::scaled_add", lambda one, other, scale: torch.empty_like(one))
     # PyTorch's autograd has no engine for a second accelerator in the process: eager is on the CPU.
     check(torch.ops.torch_ltc_eco.scaled_add, "torch_ltc_eco::scaled_add", "cpu", 1e-5)

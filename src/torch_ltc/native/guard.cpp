@@ -16,7 +16,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::Device getDevice() const override { return lazy_device(); }
   void setDevice(c10::Device chosen) const override {
     TORCH_CHECK(
-        chosen.type() == kType && chosen.index() <= 0, "there is no device ", chosen, ": torch_ltc has one device, ltc:0");
+        chosen.type() == kType && chosen.index() <= 0, "there is no device " + chosen.str() + ": torch_ltc has one device, ltc:0");
   }
   void uncheckedSetDevice(c10::Device) const noexcept override {}
   c10::Stream getStream(c10::Device) const override { return stream(); }

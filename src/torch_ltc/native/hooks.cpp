@@ -90,7 +90,8 @@ struct Hooks final : at::PrivateUse1HooksInterface {
 
  private:
   static void check(c10::DeviceIndex index) {
-    TORCH_CHECK(index <= 0, "there is no device ltc:", static_cast<int>(index), ": torch_ltc has one device, ltc:0");
+    // One string: a stream of this library may be of another C++ runtime than PyTorch's, and end the process.
+    TORCH_CHECK(index <= 0, "there is no device ltc:" + std::to_string(index) + ": torch_ltc has one device, ltc:0");
   }
   static const at::AcceleratorHooksInterface& physical_hooks() {
     return at::globalContext().getAcceleratorHooksInterface(physical_device().type());

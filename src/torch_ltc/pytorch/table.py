@@ -124,6 +124,9 @@ table.add(
     Interface("torch._C._storage_Use_Count", "finds aliases of parameters and gradients", "`ltc run`, `jit`", _BINDING),
     *(Interface(f"torch.optim.Optimizer.{name}", "finds hooks of an optimizer", "`GradScaler`", _STABLE, check=_exists)
       for name in ("register_step_pre_hook", "register_step_post_hook")),
+    Interface("torch._C._set_grad_enabled", "sets grad mode without an object", "short replays run here", _BINDING),
+    *(Interface(name, "sees modes and transforms of a thread", "short replays run here", _BINDING) for name in (
+        "torch._C._is_any_autocast_enabled", "torch._C._functorch.peek_interpreter_stack")),
     Interface("torch._C.TensorBase.grad", "reads gradients", "`jit`", _STABLE, check=_is_descriptor),
     Interface("torch._foreach_add_", "counts the steps of optimizers", "`jit`", _STABLE),
     Interface("torch._C._dynamo.guards.dict_version", "sees that a dict was written to", "`jit`", _BINDING,

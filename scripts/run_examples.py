@@ -186,7 +186,8 @@ def run_command(block: Block) -> str | None:
         done = subprocess.run(
             [sys.executable, "-m", "torch_ltc", *shlex.split(command)[2:]],
             cwd=folder,
-            env={**os.environ, "LTC_CACHE_DIR": folder, "PYTHONPATH": str(ROOT / "src")},
+            # Without the extension, whose counter is not there where there is no compiler.
+            env={**os.environ, "LTC_CACHE_DIR": folder, "LTC_NATIVE": "0", "PYTHONPATH": str(ROOT / "src")},
             capture_output=True,
             text=True,
             timeout=300,

@@ -249,4 +249,4 @@ def test_generate_gives_the_words_of_the_cpu(options: dict[str, Any]) -> None:
 
     named = ", ".join(f"{name}={value}" for name, value in options.items())
     # What beam search does with the best beams depends on data.
-    compare("transformers", f"generate({named})", generate, fallbacks=1000 if "num_beams" in options else 0)
+    compare("transformers", f"generate({named})", generate)

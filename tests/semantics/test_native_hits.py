@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import torch_ltc
+from tests.semantics.support import observe
 from torch_ltc import metrics
 from torch_ltc.config import settings
 from torch_ltc.native.library import find
@@ -404,3 +405,16 @@ def test_ten_thousand_steps_take_no_more_memory_than_the_first() -> None:
             before = resident_bytes()
     torch_ltc.sync(wait=True)
     assert resident_bytes() - before < 4 * 2**20
+
+
+@recorded_natively
+def test_a_call_that_python_does_not_record_leaves_no_input_behind() -> None:
+    x = torch.ones(4).to("ltc")
+    # A program whose first call takes `x`: the input is what the hit path expects next.
+    steady(lambda: x + 1)
+    with observe() as seen:
+        copied = x.detach().cpu()
+        shape = torch.nonzero(x).shape
+        torch_ltc.sync(wait=True)
+    assert (copied.tolist(), shape) == ([1.0] * 4, (4, 1))
+    assert [event.instructions for event in seen.syncs] == []

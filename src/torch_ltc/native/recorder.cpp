@@ -80,6 +80,25 @@ bool Recorder::resolve(const at::Tensor& tensor, Operands& found) {
   return buffer->number < base && written && input(*buffer, tensor, found);
 }
 
+// A call that is not recorded here takes no inputs: Python may not record it at all.
+void Recorder::go_back(const Mark& mark, const Operands& found) {
+  if (count == mark.count) {
+    return;
+  }
+  for (const at::Tensor* tensor : found.lazy) {
+    Buffer& buffer = *buffer_of(tensor->unsafeGetTensorImpl()->unsafe_storage());
+    while (buffer.views_base == base && !buffer.views.empty() && buffer.views.back().second >= mark.count) {
+      buffer.views.pop_back();
+    }
+  }
+  for (; inputs.size() > mark.inputs; inputs.pop_back()) {
+    inputs.back().buffer->input = -1;
+    inputs.back().buffer->holders.fetch_sub(1);
+  }
+  position = mark.position;
+  count = mark.count;
+}
+
 bool Recorder::operands(const Operator& op, const c10::IValue* arguments, Operands& found) {
   for (size_t i = 0; i < op.arguments.size(); ++i) {
     const c10::IValue& value = arguments[i];
@@ -310,6 +329,7 @@ bool Recorder::hit(Operator& op, const c10::IValue* arguments, Values* returned)
   Locked locked(lock);
   Operands found;
   Node* taken = nullptr;
+  const Mark before{position, count, inputs.size()};
   if (position != nullptr && operands(op, arguments, found)) {
     for (Node* child : position->children) {
       if (child->op == &op && fits(*child, arguments, found)) {
@@ -319,7 +339,12 @@ bool Recorder::hit(Operator& op, const c10::IValue* arguments, Values* returned)
     }
   }
   const bool made_unseen = taken != nullptr && returned == nullptr && taken->made != 0;
-  if (taken == nullptr || made_unseen || !told(op, *taken)) {
+  if (taken == nullptr || made_unseen) {
+    ++op.misses;
+    go_back(before, found);
+    return false;
+  }
+  if (!told(op, *taken)) {
     ++op.misses;
     return false;
   }

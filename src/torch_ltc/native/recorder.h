@@ -55,9 +55,16 @@ class Recorder {
  private:
   static constexpr size_t kMostSpare = 1 << 14;
   struct Operands;
+  // Where recording stood before a call.
+  struct Mark {
+    Node* position;
+    int64_t count;
+    size_t inputs;
+  };
   using Tensors = c10::SmallVector<at::Tensor, 4>;
   bool resolve(const at::Tensor& tensor, Operands& found);
   bool input(Buffer& buffer, const at::Tensor& tensor, Operands& found);
+  void go_back(const Mark& mark, const Operands& found);
   bool operands(const Operator& op, const c10::IValue* arguments, Operands& found);
   bool fits(const Node& node, const c10::IValue* arguments, Operands& found) const;
   BufferPtr& add_buffer();

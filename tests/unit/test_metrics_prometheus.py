@@ -95,7 +95,8 @@ def test_times_are_summaries_in_seconds_with_this_text() -> None:
     assert family_text("torch_ltc_sync_time_seconds") == "\n".join(
         [
             "# HELP torch_ltc_sync_time_seconds Time that a sync took of the thread that asked for it, waiting for "
-            "room in the queue included, by its reason: explicit, read, optimizer, bound, fallback, seed, state, jit.",
+            "room in the queue included, by its reason: explicit, read, optimizer, bound, fallback, seed, state, "
+            "barrier, jit.",
             "# TYPE torch_ltc_sync_time_seconds summary",
             *(
                 f'torch_ltc_sync_time_seconds{{reason="read",quantile="{share}"}} {value}'

@@ -336,7 +336,7 @@ def test_a_failing_operation_gets_a_script(tmp_path):
     status, output = run_script(path)
     assert status == 1
     assert "eager fails: IndexError: index out of range in self" in output
-    assert "torchscript fails: ExecutionError: aten::embedding failed when its program ran" in output
+    assert "torchscript fails: ExecutionIndexError: aten::embedding failed when its program ran" in output
 
 
 def test_wrong_results_get_a_script(tmp_path):

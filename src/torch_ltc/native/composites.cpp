@@ -44,11 +44,12 @@ bool is_folded(const at::Tensor& tensor) {
 }
 
 bool is_usual_linear(const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
-  if (!input.defined() || !weight.defined()) {
+  // Before any size is asked for: those of tensors that are being exported are symbols.
+  if (!input.defined() || !weight.defined() || !are_plain(input, weight)) {
     return false;
   }
   const auto size = input.sizes(), shape = weight.sizes();
-  if (size.size() < 2 || shape.size() != 2 || size.back() != shape[1] || !are_plain(input, weight)) {
+  if (size.size() < 2 || shape.size() != 2 || size.back() != shape[1]) {
     return false;
   }
   if (size.size() > 2 && !is_folded(input)) {
@@ -57,7 +58,7 @@ bool is_usual_linear(const at::Tensor& input, const at::Tensor& weight, const st
   if (!bias.has_value() || !bias->defined()) {
     return true;
   }
-  return bias->dim() == 1 && bias->size(0) == shape[0] && are_plain(*bias, weight);
+  return are_plain(*bias, weight) && bias->dim() == 1 && bias->size(0) == shape[0];
 }
 
 // True for batches of matrices with the same batch sizes.
@@ -96,7 +97,7 @@ at::Tensor matmul(const at::Tensor& left, const at::Tensor& right) {
   if (left.dim() == 2 && right.dim() == 2) {
     return at::mm(left, right);
   }
-  const bool usual = is_batch_product(left, right) && are_plain(left, right);
+  const bool usual = are_plain(left, right) && is_batch_product(left, right);
   // PyTorch's derivative of the whole operator is not for complex numbers.
   const bool differs = at::GradMode::is_enabled() && left.is_complex();
   return op.redispatch(usual && !differs ? forward_keys() : kPythonAutograd, left, right);

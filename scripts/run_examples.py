@@ -54,6 +54,8 @@ NAME = "train.py"
 # processor or version of PyTorch to another: the last digits of a float32, and what they are allowed to be.
 VARYING = (
     (re.compile(r"(?<=\b\d\.\d{3})\d+"), "#"),
+    # It is there only with the extension.
+    (re.compile(r"'NativeHits': \d+, "), ""),
     (re.compile(r"(?<=\(allowed: )[\d.e-]+"), "#"),
     (re.compile(r"\b[\d,]+(\.\d+)? ?(us|ms|s|ns|B|KB|MB|GB|KiB|MiB|GiB)\b"), "# s"),
     (re.compile(r"\b\d+(\.\d+)? ?%"), "# %"),
@@ -186,8 +188,7 @@ def run_command(block: Block) -> str | None:
         done = subprocess.run(
             [sys.executable, "-m", "torch_ltc", *shlex.split(command)[2:]],
             cwd=folder,
-            # Without the extension, whose counter is not there where there is no compiler.
-            env={**os.environ, "LTC_CACHE_DIR": folder, "LTC_NATIVE": "0", "PYTHONPATH": str(ROOT / "src")},
+            env={**os.environ, "LTC_CACHE_DIR": folder, "PYTHONPATH": str(ROOT / "src")},
             capture_output=True,
             text=True,
             timeout=300,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.ecosystem import support
 
@@ -24,3 +26,11 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 @pytest.fixture(autouse=True)
 def _libraries_may_warn(recwarn: pytest.WarningsRecorder) -> None:
     """Warnings of other packages about themselves are theirs."""
+
+
+@pytest.fixture
+def fresh_dynamo() -> Iterator[None]:
+    """Nothing that `torch.compile` has traced before counts, and nothing is left."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()

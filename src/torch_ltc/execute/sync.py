@@ -27,7 +27,7 @@ from torch_ltc.events import (
     emit,
     has_listeners,
 )
-from torch_ltc.execute.buffer_passes import plain_data
+from torch_ltc.execute.buffer_passes import plain_data, renew
 from torch_ltc.execute.capture import graphs_of
 from torch_ltc.execute.executor import Uses, executor
 from torch_ltc.execute.memory import Maker, add_holdings, add_largest, memory
@@ -150,16 +150,7 @@ def _previous_outputs(entry: CachedProgram, outputs: list[Buffer], policy: TierP
     are meant to be."""
     if policy.captures == "off" or graphs_of(entry.program.device) is None:
         return []
-    last: list[weakref.ref[Buffer]] = entry.last_outputs
-    if not last:
-        last[:] = [weakref.ref(buffer) for buffer in outputs]
-        return []
-    previous = []
-    for position, (old, new) in enumerate(zip(last, outputs, strict=True)):
-        if old() is not new:
-            previous.append(old)
-            last[position] = weakref.ref(new)
-    return previous
+    return renew(entry.last_outputs, outputs)
 
 
 def _tell(entry: CachedProgram, reason: SyncReason, known: bool, outputs: int, record_s: float, began: float) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -173,3 +175,14 @@ CASES: dict[str, Callable[[str], Result]] = {
     "tp_mlp": _tensor_parallel(MLP, _MLP_PLAN),
     "tp_llama": _tensor_parallel(LLAMA_ONE_BY_ONE, _LLAMA_PLAN),
 }
+
+
+def enter_group(options: argparse.Namespace) -> None:
+    """Enter the group of ranks that the options `store`, `rank` and `size` describe."""
+    dist.init_process_group(
+        "cpu:gloo,ltc:ltc",
+        init_method=f"file://{options.store}",
+        rank=options.rank,
+        world_size=options.size,
+        timeout=timedelta(seconds=60),
+    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -12,7 +11,7 @@ from torch.distributed import checkpoint
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 
 import torch_ltc  # noqa: F401  registers the device
-from tests.distributed.cases import MLP, shard, train, whole
+from tests.distributed.cases import MLP, enter_group, shard, train, whole
 
 
 def main() -> None:
@@ -23,13 +22,7 @@ def main() -> None:
     parser.add_argument("--size", type=int)
     parser.add_argument("folder", type=Path)
     options = parser.parse_args()
-    dist.init_process_group(
-        "cpu:gloo,ltc:ltc",
-        init_method=f"file://{options.store}",
-        rank=options.rank,
-        world_size=options.size,
-        timeout=timedelta(seconds=60),
-    )
+    enter_group(options)
     model, _ = train(MLP, "ltc", lambda plain: shard(plain, "ltc"))
     checkpoint.save(get_model_state_dict(model), checkpoint_id=options.folder / "sharded")
     expected = whole(model)

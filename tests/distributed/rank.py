@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
 import torch_ltc
-from tests.distributed.cases import CASES, UNEVEN, UNUSED, Result
+from tests.distributed.cases import CASES, UNEVEN, UNUSED, Result, enter_group
 from torch_ltc import events
 
 
@@ -66,13 +65,7 @@ def main() -> None:
     parser.add_argument("--size", type=int)
     parser.add_argument("cases", nargs="+")
     options = parser.parse_args()
-    dist.init_process_group(
-        "cpu:gloo,ltc:ltc",
-        init_method=f"file://{options.store}",
-        rank=options.rank,
-        world_size=options.size,
-        timeout=timedelta(seconds=60),
-    )
+    enter_group(options)
     found = {}
     for name in options.cases:
         found[name] = run_case(name)

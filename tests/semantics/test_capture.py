@@ -361,7 +361,8 @@ def test_inputs_and_results_whose_elements_share_memory_are_captured(
         kept.append(wide)
         expected.append([[3.0 * (step + 1)] * 4] * 3)
     assert [wide.tolist() for wide in kept] == expected
-    assert graphs.captures and all(not event.refusal for event in captures(seen))
+    assert graphs.captures
+    assert not any(event.refusal for event in captures(seen))
 
 
 def test_calls_of_solvers_are_never_captured(graphs: StandInGraphs, seen: list[CaptureEvent | ExecuteEvent]) -> None:

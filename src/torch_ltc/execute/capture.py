@@ -48,16 +48,14 @@ _MOST_GRAPHS = 64
 _MOST_ATTEMPTS = 3
 _LEFT_ALONE = 16
 # Libraries of linear algebra wait for the device, and what a failed capture leaves in their handles fails later calls.
-_SOLVERS = frozenset(
-    f"aten::{name}"
-    for name in (
-        "_linalg_check_errors _linalg_det _linalg_eigh _linalg_eigvals _linalg_slogdet _linalg_solve_ex _linalg_svd "
-        "cholesky cholesky_inverse cholesky_solve geqrf linalg_cholesky_ex linalg_eig linalg_eigvals "
-        "linalg_householder_product linalg_inv_ex linalg_ldl_factor_ex linalg_ldl_solve linalg_lstsq linalg_lu "
-        "linalg_lu_factor linalg_lu_factor_ex linalg_lu_solve linalg_matrix_exp linalg_qr linalg_solve_triangular "
-        "ormqr triangular_solve"
-    ).split()
+_SOLVING = (
+    "_linalg_check_errors _linalg_det _linalg_eigh _linalg_eigvals _linalg_slogdet _linalg_solve_ex _linalg_svd "
+    "cholesky cholesky_inverse cholesky_solve geqrf linalg_cholesky_ex linalg_eig linalg_eigvals "
+    "linalg_householder_product linalg_inv_ex linalg_ldl_factor_ex linalg_ldl_solve linalg_lstsq linalg_lu "
+    "linalg_lu_factor linalg_lu_factor_ex linalg_lu_solve linalg_matrix_exp linalg_qr linalg_solve_triangular "
+    "ormqr triangular_solve"
 )
+_SOLVERS = frozenset(f"aten::{name}" for name in _SOLVING.split())
 
 
 _by_device: dict[str, Graphs] = {"cuda": CudaGraphs()}

@@ -240,12 +240,14 @@ class Capture:
             self._attempts += 1
             if self._attempts == _MOST_ATTEMPTS:
                 self._refuse("there is no memory for its graphs")
-        elif (call := made.failure.call) is None or isinstance(computation, FunctionalComputation) or may_fail(call):
+        elif (
+            (failed := made.failure.call) is None or isinstance(computation, FunctionalComputation) or may_fail(failed)
+        ):
             # Between graphs a call may not fail: what depends on it could not be told from the rest.
             self._refuse(str(made.failure), made.failure.call)
         else:
             # Next time it runs between the graphs.
-            self._direct.add(program.calls.index(made.failure.call))
+            self._direct.add(program.calls.index(failed))
         return outcome
 
     def _first_with_a_changing_number(self) -> Call | None:

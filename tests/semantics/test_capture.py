@@ -417,6 +417,27 @@ def test_a_program_that_resizes_memory_is_left_alone(
     ]
 
 
+def test_a_program_whose_call_resizes_a_target_is_left_alone(
+    graphs: StandInGraphs, seen: list[CaptureEvent | ExecuteEvent]
+) -> None:
+    data = torch.tensor([[3.0, 1.0, 3.0]])
+    for _ in range(8):
+        x, out = data.to("ltc"), (torch.empty(0).to("ltc"), torch.empty(0, dtype=torch.int64).to("ltc"))
+        torch_ltc.sync()
+        torch.mode(x, 1, out=out)
+        assert out[0].tolist() == [3.0]
+    assert all("it may move memory" in event.refusal for event in captures(seen))
+
+
+def test_a_program_that_looks_at_its_data_is_left_alone(
+    graphs: StandInGraphs, seen: list[CaptureEvent | ExecuteEvent]
+) -> None:
+    x = torch.eye(3).to("ltc")
+    for _ in range(8):
+        assert torch.linalg.pinv(x * 2).tolist() == (torch.eye(3) / 2).tolist()
+    assert ["it reads data on the host" in event.refusal for event in captures(seen)] == [True]
+
+
 def test_a_program_without_calls_is_run(graphs: StandInGraphs) -> None:
     with settings.scope(cuda_graphs="always"):
         for _ in range(4):

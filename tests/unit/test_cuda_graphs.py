@@ -13,6 +13,32 @@ import torch
 from torch_ltc.execute.cuda_graphs import CudaGraphs
 
 
+class _Generator:
+    """A generator that keeps its state behind a handle, which a failing capture spoils."""
+
+    def __init__(self, device: str = "cuda") -> None:
+        self.device = device
+        self.handle = {"state": 0, "capturing": False}
+
+    def get_state(self) -> int:
+        return int(self.handle["state"])
+
+    def set_state(self, state: int) -> None:
+        self.handle["state"] = state
+
+    def graphsafe_get_state(self) -> dict[str, int]:
+        return self.handle
+
+    def graphsafe_set_state(self, handle: dict[str, int]) -> None:
+        self.handle = handle
+
+
+class _Graph:
+    def register_generator_state(self, generator: _Generator) -> None:
+        """Spoil it at once: the captures here fail."""
+        generator.handle["capturing"] = True
+
+
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """A GPU whose captures fail at their end when they failed before, and then leave their stream in place. The streams
@@ -38,7 +64,9 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(torch.cuda, "Stream", SimpleNamespace)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: streams[-1])
     monkeypatch.setattr(torch.cuda, "set_stream", streams.append)
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", SimpleNamespace)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", _Graph)
+    monkeypatch.setattr(torch.cuda, "default_generators", [_Generator()])
+    monkeypatch.setattr(torch, "Generator", _Generator)
     monkeypatch.setattr(torch.cuda, "graph", graph)
     monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: segments)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=1000))
@@ -61,6 +89,20 @@ def test_programs_after_a_failing_capture_are_launched_where_they_were_before(cu
     with pytest.raises(RuntimeError, match="not permitted"):
         CudaGraphs().capture(launch, None, (0, 1))
     assert cuda[-1] == "programs"
+
+
+@pytest.mark.usefixtures("cuda")
+def test_generators_go_on_after_a_failing_capture() -> None:
+    generator: Any = _Generator()
+    generator.set_state(41)
+
+    def launch() -> None:
+        generator.handle["state"] += 7
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    with pytest.raises(RuntimeError, match="not permitted"):
+        CudaGraphs().capture(launch, generator, (0, 1))
+    assert generator.handle == {"state": 41, "capturing": False}
 
 
 @pytest.mark.usefixtures("cuda")

@@ -50,19 +50,14 @@ _MOST_ATTEMPTS = 3
 _LEFT_ALONE = 16
 # Libraries of linear algebra wait for the device, and what a failed capture leaves in their handles fails later calls.
 _SOLVING = (
-    "_linalg_det _linalg_eigh _linalg_eigvals _linalg_slogdet _linalg_solve_ex _linalg_svd "
-    "cholesky cholesky_inverse cholesky_solve geqrf linalg_cholesky_ex linalg_eig linalg_eigvals "
-    "linalg_householder_product linalg_inv_ex linalg_ldl_factor_ex linalg_ldl_solve linalg_lstsq linalg_lu "
-    "linalg_lu_factor linalg_lu_factor_ex linalg_lu_solve linalg_matrix_exp linalg_qr linalg_solve_triangular "
-    "ormqr triangular_solve"
+    "_linalg_det _linalg_eigh _linalg_slogdet _linalg_solve_ex _linalg_svd cholesky_inverse cholesky_solve geqrf "
+    "linalg_cholesky_ex linalg_householder_product linalg_inv_ex linalg_ldl_factor_ex linalg_ldl_solve "
+    "linalg_lu_factor_ex linalg_lu_solve linalg_matrix_exp linalg_qr linalg_solve_triangular ormqr triangular_solve"
 )
 _SOLVERS = frozenset(f"aten::{name}" for name in _SOLVING.split())
-_UNFIT = {
-    "aten::_linalg_check_errors": "it reads data on the host, and may raise an error",
-    "aten::resize_": "it may move memory from outside to another place",
-    "aten::resize_as_": "it may move memory from outside to another place",
-}
-"""Operators whose programs are left alone, with the reason."""
+# Of linear algebra, those that neither wait nor look at data; the others look whether they were successful.
+_PLAIN = frozenset(f"aten::linalg_{name}" for name in ("cross", "vector_norm", "vecdot", "diagonal", "lu"))
+_RESIZING = frozenset({"aten::resize_", "aten::resize_as_"})
 
 
 _by_device: dict[str, Graphs] = {"cuda": CudaGraphs()}
@@ -76,6 +71,22 @@ def graphs_of(device: torch.device) -> Graphs | None:
 def _solves(call: Call) -> bool:
     """True for a call of a library of linear algebra."""
     return call.name.partition(".")[0] in _SOLVERS
+
+
+def _unfit(program: Program) -> tuple[str, Call] | None:
+    """Why a program is left alone, and the call because of which."""
+    sizes = {instruction.number: instruction.spec.size for instruction in program.inputs}
+    for call in program.calls:
+        name = call.name.partition(".")[0]
+        if name in _RESIZING or any(
+            number in sizes and returned.spec is not None and returned.spec.size != sizes[number]
+            for number, returned in zip(call.mutated, call.flat_returns, strict=False)
+        ):
+            return "it may move memory from outside to another place", call
+        looks = name.startswith(("aten::linalg_", "aten::_linalg_")) or name == "aten::cholesky"
+        if looks and name not in _SOLVERS and name not in _PLAIN:
+            return "it reads data on the host, and may raise an error", call
+    return None
 
 
 @dataclass(slots=True)
@@ -193,11 +204,10 @@ class Capture:
             return None
         self._captures += 1
         program = self._program
-        for call in program.calls:
-            reason = _UNFIT.get(call.name.partition(".")[0])
-            if reason is not None:
-                self._refuse(reason, call)
-                return None
+        unfit = _unfit(program)
+        if unfit is not None:
+            self._refuse(*unfit)
+            return None
         made: CapturedProgram
         if isinstance(computation, FunctionalComputation):
             if self._watched.varying:

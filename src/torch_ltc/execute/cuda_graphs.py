@@ -39,6 +39,9 @@ class CudaGraphs:
             graph.register_generator_state(generator)
         raised: list[Exception] = []
         before = torch.cuda.current_stream()
+        # PyTorch adds the one that belongs to the device by itself.
+        generators = [torch.cuda.default_generators[device], *([] if generator is None else [generator])]
+        states = [each.get_state() for each in generators]
         try:
             # Other threads may go on using the device meanwhile.
             with torch.cuda.graph(graph, pool, self._streams[device], capture_error_mode="thread_local"):
@@ -48,7 +51,12 @@ class CudaGraphs:
                     raised.append(error)
                     raise
         except Exception:
-            # Ending a capture that has failed raises an error of its own, which says nothing.
+            # Ending a capture that has failed raises an error of its own, which says nothing, and leaves the generators
+            # in the state of the capture: whatever draws from them next would fail.
+            for each, state in zip(generators, states, strict=True):
+                fresh = torch.Generator(each.device)
+                fresh.set_state(state)
+                each.graphsafe_set_state(fresh.graphsafe_get_state())
             if raised:
                 raise raised[0] from None
             raise

@@ -122,10 +122,11 @@ def _infer(call: ShapeCall) -> Inferred:
         raise CannotInfer("its result is quantized")
     meta: Inferred | None = None
     meta_error: Exception | None = None
-    checked = _is_checked(call)
+    of_library = _depends_on_library(call)
+    checked = not of_library and _is_checked(call)
     if not checked and not _is_cpu_inferred(call):
         try:
-            meta = _run_on_fake(call) if _depends_on_library(call) else run_on("meta", call)
+            meta = _run_on_fake(call) if of_library else run_on("meta", call)
         except CannotInfer:
             raise
         except Exception as error:

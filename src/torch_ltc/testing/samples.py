@@ -86,7 +86,7 @@ class Sample:
         self._before_gradient = sample.output_process_fn_grad
         # Copies, because the database may write to a tensor again once it has handed it out.
         self._arguments = place(Arguments(sample.input, sample.args, sample.kwargs), "cpu")
-        # Beside this device PyTorch's autograd takes no other accelerator: eager has no gradients to compare with there.
+        # Beside this device PyTorch's autograd takes no other accelerator: eager has no gradients there.
         self._differentiable = (
             getattr(torch, unit.dtype) in op.supported_backward_dtypes("cpu")
             and not unit.forward_only

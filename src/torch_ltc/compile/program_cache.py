@@ -41,6 +41,7 @@ class CachedProgram:
         "single",
         "collective",
         "runs",
+        "took_s",
         "reference",
         "compiled",
         "backend",
@@ -76,6 +77,8 @@ class CachedProgram:
         # It talks to other ranks: no run of it may be repeated.
         self.collective = bool(collectives_of(program))
         self.runs = 0
+        # The time of its last run, or an estimate of it.
+        self.took_s: float | None = None
         self.reference: Computation | None = None
         # The executable of the active backend, and those of backends that were active before.
         self.compiled: Executable | None = None

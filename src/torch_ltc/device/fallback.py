@@ -109,14 +109,17 @@ def _run(operator: Operator, values: tuple[Any, ...]) -> Any:
         with without_keys(VIEW_TRACKING) if built else nullcontext():
             return operator.op(*filled[:split], **kwargs), real, built
 
-    with recorder.lock:
-        cut(SyncReason.FALLBACK)
-        future = executor.submit(work, Uses((), [buffer for buffer, _ in lazy.values()]), wait=False)
     try:
+        with recorder.lock:
+            cut(SyncReason.FALLBACK, here=True)
+            uses = Uses((), [buffer for buffer, _ in lazy.values()])
+            future = executor.submit(work, uses, wait=False, here=True)
         out, real, built = executor.result_of(future)
     except LtcError as error:
         deferred.discard_error(error)
         raise
+    finally:
+        executor.hand_over()
     executor.show_warnings()
     owners = {tensor.untyped_storage()._cdata: (leaves[i], tensor) for i, tensor in real.items()}
     for i, tensor in real.items():

@@ -6,6 +6,9 @@ was queued for another before: it may need its results. The queue is bounded.
 Code that the device calls back may record and read, on a worker too. So nobody waits for a worker with the recorder's
 lock held; and a worker that needs the result of something queued runs the queue itself, in order, up to there.
 
+A thread that waits at once for what it queues stands in for the CPU's worker, if that has nothing to do: it runs the
+work itself, which saves handing it over and the result back. Signals wait meanwhile, as they do for the worker's work.
+
 The CPU's threads belong to whoever computes: a thread that queues work gives its OpenMP pool up, and so does a worker
 that has nothing to do.
 
@@ -32,6 +35,7 @@ from torch_ltc.config import settings
 from torch_ltc.deferred import deferred
 from torch_ltc.errors import LtcError
 from torch_ltc.execute.kernel_warnings import has_kernel_warnings, keep_warnings, show_kernel_warnings
+from torch_ltc.execute.signals import signals_deferred
 from torch_ltc.pytorch.openmp import release_pool
 from torch_ltc.pytorch.private import (
     below_autograd,
@@ -102,15 +106,14 @@ class _Worker:
 
     def __init__(self) -> None:
         self.items: deque[_Item] = deque()
-        # One token for each item: the thread sleeps here.
+        # A token for each item that it is to run, or more: the thread sleeps here.
         self.ready: queue.SimpleQueue[None] = queue.SimpleQueue()
         # The item under way, and behind it those that it waits for.
         self.running: list[_Item] = []
         self.last: Future[Any] | None = None
-        # The thread that runs something in its place; see `run_here`.
+        # The thread that runs something in its place, and the last item that it has taken on.
         self.stand_in = 0
-        # True when denormal numbers are flushed on its thread.
-        self.flush = False
+        self.taken_on: Future[Any] | None = None
         # How many OpenMP threads its kernels may have since it gave them up.
         self.threads = 1
 
@@ -124,22 +127,29 @@ class Executor:
 
     def __init__(self) -> None:
         self._by_device: dict[str, _Worker] = {}
+        # By thread: the worker that it is, or whose items it runs just now.
         self._workers: dict[int, _Worker] = {}
+        # By thread: the worker whose items it has taken on and not run yet.
+        self._stand_ins: dict[int, _Worker] = {}
         self._process = os.getpid()
         self._room = threading.Condition()
         self._waiting = 0
         # As `torch.set_flush_denormal` said; there is no way to ask.
         self.flush_denormal = False
+        # True for threads on which denormal numbers are flushed by an item.
+        self._flushes: dict[int, bool] = {}
 
     def forget(self) -> None:
         """In a process that was forked: the workers are not there, and nothing can be queued."""
         self._room = threading.Condition()
         self._waiting = 0
+        self._stand_ins.clear()
 
     def wait_for_room(self) -> None:
         """Return when fewer than `queue_bound` items are queued. On the worker itself, at once."""
         if self._waiting < settings.queue_bound or threading.get_ident() in self._workers:
             return
+        self.hand_over()
         with recorder.unlocked(), self._room:
             self._room.wait_for(self.has_room)
 
@@ -151,11 +161,14 @@ class Executor:
         """True when an item may be queued without waiting."""
         return self._waiting < settings.queue_bound
 
-    def submit(self, work: Callable[[], Result], uses: Uses | None = None, *, wait: bool = True) -> Future[Result]:
+    def submit(
+        self, work: Callable[[], Result], uses: Uses | None = None, *, wait: bool = True, here: bool = False
+    ) -> Future[Result]:
         """Queue `work` for the device that the settings name, after waiting for room with `wait`.
 
         Without `wait` where the recorder's lock is held and what was read under it must still be true: waiting lets
-        others record.
+        others record. With `here` the calling thread takes it on, if nothing has to run before it: it runs in
+        `wait_for`, and the caller must end with `hand_over`, whatever happens.
         """
         self._check_process()
         device = f"{settings.device_type}:{settings.device_ordinal}"
@@ -165,13 +178,43 @@ class Executor:
             worker = self._by_device.get(device) or self._start(device)
             others = [one.last for one in self._by_device.values() if one is not worker and one.last is not None]
             item = _Item(work, uses, others, self.flush_denormal)
-            if item.threads > 1 and settings.device_type == "cpu":
+            here = here and self._take_on(worker, item)
+            if not here and item.threads > 1 and settings.device_type == "cpu":
                 release_pool()
             self._waiting += 1
             worker.last = item.future
             worker.items.append(item)
-            worker.ready.put(None)
+            if not here:
+                worker.ready.put(None)
         return item.future
+
+    def _take_on(self, worker: _Worker, item: _Item) -> bool:
+        """Let the calling thread run this item of a worker, or say that it cannot. With the lock held."""
+        thread = threading.get_ident()
+        if worker.stand_in != thread or thread in self._workers:
+            if self._waiting or worker.stand_in or item.flush or settings.device_type != "cpu":
+                return False
+            if thread in self._workers or not has_clean_state():
+                return False
+            worker.stand_in = thread
+            self._stand_ins[thread] = worker
+        worker.taken_on = item.future
+        return True
+
+    def hand_over(self) -> None:
+        """Give what the calling thread has taken on, and not run, to the worker."""
+        worker = self._stand_ins.pop(threading.get_ident(), None)
+        if worker is not None:
+            self._stand_back(worker)
+
+    def _stand_back(self, worker: _Worker) -> None:
+        """The calling thread no longer runs anything for this worker."""
+        with self._room:
+            worker.stand_in = 0
+            worker.taken_on = None
+            for _ in worker.items:
+                worker.ready.put(None)
+            self._room.notify_all()
 
     def is_idle(self) -> bool:
         """True when nothing is queued or under way."""
@@ -214,9 +257,7 @@ class Executor:
             set_grad_enabled(had_gradients)
             keep_warnings(False)
             del self._workers[thread]
-            with self._room:
-                worker.stand_in = 0
-                self._room.notify_all()
+            self._stand_back(worker)
         return True
 
     def _check_process(self) -> None:
@@ -253,11 +294,14 @@ class Executor:
             worker.ready.get()
 
     def _run_next(self, worker: _Worker) -> None:
-        item = worker.items.popleft()
-        # Nobody stands in while an item waits: one who does has begun before it was queued.
-        if worker.stand_in not in (0, threading.get_ident()):
-            with self._room:
-                self._room.wait_for(lambda: not worker.stand_in)
+        """Run the next item, if there is one, when nobody else stands in for the worker."""
+        runners = (0, threading.get_ident())
+        with self._room:
+            if worker.stand_in not in runners:
+                self._room.wait_for(lambda: worker.stand_in in runners)
+            if not worker.items:
+                return
+            item = worker.items.popleft()
         worker.running.append(item)
         worker.threads = max(worker.threads, item.threads)
         keep_warnings()
@@ -266,9 +310,9 @@ class Executor:
             # Asking has a new thread take the number that was set last; later it would do so in a kernel.
             if item.threads != torch.get_num_threads():
                 set_threads(item.threads)
-            if item.flush != worker.flush:
+            if item.flush != self._flushes.get(threading.get_ident(), False):
                 set_flush_denormal(item.flush)
-                worker.flush = item.flush
+                self._flushes[threading.get_ident()] = item.flush
             for other in item.others:
                 other.exception()
             with below_autograd():
@@ -305,8 +349,29 @@ class Executor:
                     source=str(current_source()),
                     hint="read it after the program has run: in a listener of ExecuteEvent, or on another thread",
                 )
-            worker.ready.get()
+            with suppress(queue.Empty):
+                worker.ready.get_nowait()
             self._run_next(worker)
+
+    def _run_taken_on(self, worker: _Worker) -> None:
+        """Run what the calling thread has taken on, in the worker's place and state."""
+        thread = threading.get_ident()
+        self._workers[thread] = worker
+        had_gradients, threads = torch.is_grad_enabled(), torch.get_num_threads()
+        with signals_deferred():
+            try:
+                set_grad_enabled(True)
+                while worker.taken_on is not None and not worker.taken_on.done():
+                    self._run_next(worker)
+            finally:
+                set_grad_enabled(had_gradients)
+                keep_warnings(False)
+                if self._flushes.pop(thread, False):
+                    set_flush_denormal(False)
+                if torch.get_num_threads() != threads:
+                    set_threads(threads)
+                del self._workers[thread]
+                self.hand_over()
 
     def _may_run_up_to(self, worker: _Worker, future: Future[Any]) -> bool:
         """True when nothing under way must end before the items up to this one."""
@@ -333,12 +398,16 @@ class Executor:
         if item.done():
             return
         self._check_process()
-        worker = self._workers.get(threading.get_ident())
+        thread = threading.get_ident()
+        worker = self._workers.get(thread)
         with recorder.unlocked():
-            if worker is None:
-                item.exception()
-            else:
+            if worker is not None:
                 self._run_up_to(worker, item)
+                return
+            taken_on = self._stand_ins.get(thread)
+            if taken_on is not None:
+                self._run_taken_on(taken_on)
+            item.exception()
 
     def drain(self) -> None:
         """Wait until everything queued so far has run. On a worker itself, return at once: it goes on afterwards. In a

@@ -38,6 +38,7 @@ from torch_ltc.hooks import Hook
 from torch_ltc.lowering.backend_data import BackendData
 from torch_ltc.lowering.interface import Arguments, Held, Outcome
 from torch_ltc.lowering.kernel_call import laid_out
+from torch_ltc.lowering.registry import registry
 from torch_ltc.program.instruction import Call, Program
 from torch_ltc.program.spec import Spec, keep_bounded, spec_of
 from torch_ltc.program.tree import Node
@@ -49,6 +50,11 @@ from torch_ltc.record.recorder import pending_full, recorder
 
 Result = TypeVar("Result")
 
+# A program that takes longer is never run by the thread that reads its results: signals would wait for it.
+_SHORT_S = 20e-3
+# What a program that has not run yet may take, for each call and each element of a result.
+_CALL_S = 20e-6
+_ELEMENT_S = 5e-9
 # Bounds on interned specs, and on programs that differ only in their live outputs.
 _MOST_SPECS = 200_000
 _MOST_LIVE_SETS = 16
@@ -89,9 +95,10 @@ def pending_entry(outputs: list[Buffer]) -> tuple[CachedProgram, bool]:
     return entry, known
 
 
-def cut(reason: SyncReason, then: Callable[[], None] | None = None) -> None:
+def cut(reason: SyncReason, then: Callable[[], None] | None = None, *, here: bool = False) -> None:
     """Queue the pending program, if there is one, and begin the next. `then` is called before anything is recorded into
-    it: listeners and other threads may record at once."""
+    it: listeners and other threads may record at once. With `here` the calling thread takes a short one on, as
+    `Executor.submit` says."""
     if sync_guard.threads and not recorder.empty:
         sync_guard.check(reason)
     began = time.perf_counter()
@@ -107,7 +114,7 @@ def cut(reason: SyncReason, then: Callable[[], None] | None = None) -> None:
         inputs, scalars, lines = recorder.inputs, recorder.scalars, recorder.lines
         recorder.reset()
         _keep_tree_bounded()
-        _queue(entry, inputs, scalars, lines, outputs)
+        _queue(entry, inputs, scalars, lines, outputs, here)
         if recorder.awaited:
             _fetch_awaited()
         if then is not None:
@@ -122,15 +129,17 @@ def _queue(
     scalars: list[object],
     lines: dict[int, Source],
     outputs: list[Buffer],
+    here: bool,
 ) -> None:
-    """Have the worker run a program. The lock is held."""
+    """Have the worker run a program, or the calling thread. The lock is held."""
     entry.latest = scalars
     # As it is now: a scope that is left before the program runs still counts.
     policy = TierPolicy.current()
     written = [inputs[i] for i in entry.written]
     previous = _previous_outputs(entry, outputs, policy)
     run = lambda: _run(entry, inputs, scalars, lines, outputs, previous, policy)  # noqa: E731
-    job = executor.submit(run, Uses(inputs, [*outputs, *written]), wait=False)
+    here = here and _is_short(entry, policy)
+    job = executor.submit(run, Uses(inputs, [*outputs, *written]), wait=False, here=here)
     for reference in previous:
         # Moved before the program runs, if it is still alive then; whoever reads it waits for that.
         buffer = reference()
@@ -143,6 +152,18 @@ def _queue(
         buffer.forget_views()
         buffer.job = job
         buffer.maker = origin
+
+
+def _is_short(entry: CachedProgram, policy: TierPolicy) -> bool:
+    """True when a program will take little time, as far as one can know."""
+    if policy.waits and entry.compiled is None and policy.backend is not registry.reference:
+        # It may be compiled first.
+        return False
+    if entry.took_s is None:
+        program = entry.program
+        elements = sum([spec.numel for spec in program.specs().values()])
+        entry.took_s = len(program.instructions) * _CALL_S + elements * _ELEMENT_S
+    return entry.took_s < _SHORT_S
 
 
 def _previous_outputs(entry: CachedProgram, outputs: list[Buffer], policy: TierPolicy) -> list[weakref.ref[Buffer]]:
@@ -208,6 +229,8 @@ def _run(
         outcome = execute_entry(entry, _arguments(entry, inputs, scalars, lines), policy, told.append, previous)
     except BaseException as error:  # a backend's SystemExit, too: nobody else would hear of it on this thread
         outcome = _all_lost(entry, error)
+    if told:
+        entry.took_s = told[-1].duration_s
     for position, data in outcome.replaced.items():
         inputs[entry.program.inputs[position].buffer].data = data
     for failure in outcome.failures:
@@ -299,6 +322,8 @@ def read_buffer(buffer: Buffer, spec: Spec, use: Callable[[torch.Tensor], Result
     except LtcError as error:
         deferred.discard_error(error)
         raise
+    finally:
+        executor.hand_over()
     executor.raise_deferred()
     executor.show_warnings()
     if has_listeners(ReadEvent):
@@ -312,7 +337,7 @@ def _read(buffer: Buffer, spec: Spec, use: Callable[[torch.Tensor], Result]) -> 
     """The result of `use`, and how long the thread waited for the program."""
     with recorder.lock:
         if _is_stale(buffer):
-            cut(SyncReason.READ)
+            cut(SyncReason.READ, here=True)
         job = buffer.job
         if job is None or job.done():
             return _use(buffer, spec, use), 0.0

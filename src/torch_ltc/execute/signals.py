@@ -1,0 +1,88 @@
+"""Signal handlers that wait: what a thread runs in a worker's place must not end half done.
+
+Python calls handlers on the main thread, between any two of its instructions, and what they raise comes from there.
+"""
+
+from __future__ import annotations
+
+# The functions of `signal` make enumerations of what these return, which takes ten times as long.
+import _signal  # type: ignore[import-not-found]
+import signal
+import threading
+from contextlib import AbstractContextManager
+from types import FrameType, TracebackType
+from typing import Any
+
+__all__ = ["signals_deferred"]
+
+# Those that scripts and test runners have handlers for, which raise.
+_SIGNALS = tuple(
+    int(getattr(signal, name))
+    for name in ("SIGINT", "SIGTERM", "SIGALRM", "SIGUSR1", "SIGUSR2")
+    if hasattr(signal, name)
+)
+
+
+class _Deferred:
+    """Signals that came while their handlers waited."""
+
+    __slots__ = ("_handlers", "_came")
+
+    def __init__(self) -> None:
+        self._handlers: list[tuple[int, Any]] = []
+        self._came: list[int] = []
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._came.append(number)
+
+    def __enter__(self) -> None:
+        try:
+            for number in _SIGNALS:
+                handler = _signal.getsignal(number)
+                if callable(handler):
+                    self._handlers.append((number, handler))
+                    _signal.signal(number, self._note)
+        except BaseException:
+            # A handler has run that was about to be replaced.
+            self._restore()
+            raise
+
+    def _restore(self) -> None:
+        while self._handlers:
+            _signal.signal(*self._handlers[-1])
+            self._handlers.pop()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self._restore()
+        finally:
+            # The handler that was put back last may have run, and raised.
+            self._restore()
+        for number in self._came:
+            signal.raise_signal(number)
+
+
+class _Nothing:
+    """On threads where no handler runs."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return None
+
+
+_NOTHING = _Nothing()
+
+
+def signals_deferred() -> AbstractContextManager[None]:
+    """Let the handlers of signals that come in this block run at its end."""
+    if threading.get_ident() != threading.main_thread().ident:
+        return _NOTHING
+    return _Deferred()

@@ -1,11 +1,12 @@
 """Everything in PyTorch's databases that eager refuses is refused at the call, with the same kind of error."""
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import torch_ltc
 from torch_ltc.config import settings
@@ -152,3 +153,38 @@ def test_a_refused_call_that_is_known_is_refused_again_after_right_ones() -> Non
                 wrong.lt_(right)
     assert right.sum().item() == 30_000
     assert len(OPERATORS) > 600
+
+
+def _backward_in_place(function: Callable[..., torch.Tensor], number: float) -> Callable[[str], object]:
+    def call(device: str) -> object:
+        leaf = torch.tensor([-1.0, 1.0], device=device, requires_grad=True)
+        return function(leaf.clone(), number).backward(torch.ones(2, device=device))
+
+    return call
+
+
+REFUSED_NUMBERS: dict[str, Callable[[str], object]] = {
+    "leaky_relu_ backward, negative slope": _backward_in_place(F.leaky_relu_, -2.0),
+    "elu_ backward, negative alpha": _backward_in_place(F.elu_, -2.0),
+    "celu_ backward, negative alpha": _backward_in_place(F.celu_, -2.0),
+    "celu by zero": lambda device: F.celu(torch.ones(3, device=device), 0.0),
+    "celu_ by zero": lambda device: F.celu_(torch.ones(3, device=device), 0.0),
+    "a pad that the dtype cannot hold": lambda device: F.pad(
+        torch.zeros(3, dtype=torch.int8, device=device), (1, 1), value=300
+    ),
+    "empty_strided, strides missing": lambda device: torch.empty_strided((2, 3), (1,), device=device),
+    "empty_strided, negative stride": lambda device: torch.empty_strided((2, 3), (1, -1), device=device),
+    "new_empty_strided, strides missing": lambda device: torch.ones(2, device=device).new_empty_strided((2, 3), (1,)),
+    "set_, strides missing": lambda device: torch.ones(6, device=device).set_(
+        torch.ones(6, device=device), 0, (2, 3), (1,)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED_NUMBERS)
+def test_numbers_are_refused_at_the_call_as_in_eager(name: str) -> None:
+    with pytest.raises(RuntimeError) as eager:
+        REFUSED_NUMBERS[name]("cpu")
+    with pytest.raises(RuntimeError) as ours:
+        REFUSED_NUMBERS[name]("ltc")
+    assert str(ours.value).splitlines()[0] == str(eager.value).splitlines()[0]

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -134,6 +135,42 @@ def test_what_was_not_used_for_longest_goes_first(tmp_path: Path) -> None:
     assert found(store, keys[0])
     store.put(keys[2], "", b"x" * 1_000)
     assert [bool(found(store, key)) for key in keys] == [True, False, True]
+
+
+def test_the_bound_holds_after_each_of_many_files(tmp_path: Path) -> None:
+    store = Store(str(tmp_path), 20_000)
+    for n in range(60):
+        assert store.put(Key("s1.1", f"program {n}"), "", b"x" * 1_000)
+        assert found(store, Key("s1.1", f"program {n}"))
+        assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 20_000
+
+
+def test_a_file_as_large_as_the_bound_stays_alone(tmp_path: Path) -> None:
+    store = Store(str(tmp_path), 1_050)
+    keys = [Key("s1.1", f"program {n}") for n in range(2)]
+    for age, key in enumerate(keys):
+        assert store.put(key, "", b"x" * 950)
+        [path] = tmp_path.glob(f"{key.name}*")
+        os.utime(path, (age + 1, age + 1))
+    assert [bool(found(store, key)) for key in keys] == [False, True]
+
+
+def test_files_are_written_and_found_without_a_look_at_all_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, seen = Store(str(tmp_path), BOUND), []
+    scandir = os.scandir
+
+    def counted(path: str) -> Iterator[os.DirEntry[str]]:
+        seen.append(path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", counted)
+    for n in range(20):
+        key = Key("s1.1", f"program {n}")
+        store.put(key, "", b"x" * 1_000)
+        assert found(store, key)
+    assert len(seen) == 1
 
 
 def test_what_is_larger_than_the_bound_is_not_kept(tmp_path: Path) -> None:

@@ -27,6 +27,8 @@ _HEAD = struct.Struct("<QQ32s")
 _SUFFIX = ".ltc"
 # A file under its first name that is older than this was left by a process that ended too early.
 _ABANDONED_S = 3600.0
+# What is evicted at once, as a part of the bound: not every file that is written looks for one that goes.
+_EVICTED_PART = 16
 _DIGEST_BYTES = 16
 
 
@@ -62,8 +64,11 @@ class Store:
         self.folder = folder
         self.bound_bytes = bound_bytes
         self._lock = threading.Lock()
-        self._briefs: frozenset[str] = frozenset()
+        self._names: dict[str, list[str]] = {}
+        """The names of the files by the brief part of their keys, as they were when the folder had changed last."""
         self._listed: int | None = None
+        self._room_bytes = 0
+        """Bytes that may be written before all files are looked through: folders of thousands of files are common."""
         self._readable = self._writable = bool(folder)
 
     def may_have(self, brief: str) -> bool:
@@ -73,37 +78,37 @@ class Store:
         try:
             changed = os.stat(self.folder).st_mtime_ns
             if changed != self._listed:
-                self._briefs = frozenset(name.partition("-")[0] for name in os.listdir(self.folder))
-                self._listed = changed
+                names: dict[str, list[str]] = {}
+                for name in os.listdir(self.folder):
+                    names.setdefault(name.partition("-")[0], []).append(name)
+                self._names, self._listed = names, changed
         except FileNotFoundError:
             return False
         except OSError as error:
             self._readable = self._writable = False
             log.warning("cannot read %s, nothing is loaded from it: %s", self.folder, error)
             return False
-        return brief in self._briefs
+        return brief in self._names
 
     def find(self, key: Key) -> Iterator[tuple[str, bytes]]:
         """Every file with this key, and its contents; the latest used first."""
         if not self.may_have(key.brief):
             return
-        prefix = key.name + "-"
-        for name in self._newest_first(prefix):
-            path = os.path.join(self.folder, name)
+        for path in self._newest_first(key):
             data = _read(path, key.text.encode())
             if data is not None:
                 yield path, data
 
-    def _newest_first(self, prefix: str) -> list[str]:
+    def _newest_first(self, key: Key) -> list[str]:
+        prefix = key.name + "-"
         found: list[tuple[int, str]] = []
-        try:
-            with os.scandir(self.folder) as entries:
-                for entry in entries:
-                    if entry.name.startswith(prefix) and entry.name.endswith(_SUFFIX):
-                        found.append((entry.stat().st_mtime_ns, entry.name))
-        except OSError as error:
-            log.info("cannot look through %s: %s", self.folder, error)
-        return [name for _, name in sorted(found, reverse=True)]
+        for name in self._names.get(key.brief, ()):
+            if name.startswith(prefix) and name.endswith(_SUFFIX):
+                path = os.path.join(self.folder, name)
+                # Another process may have removed it meanwhile.
+                with suppress(OSError):
+                    found.append((os.stat(path).st_mtime_ns, path))
+        return [path for _, path in sorted(found, reverse=True)]
 
     def put(self, key: Key, variant: str, data: bytes) -> bool:
         """Write `data`, in the place of what had the same key and variant. True when it is written."""
@@ -130,7 +135,9 @@ class Store:
             log.warning("cannot write to %s, nothing more is cached there: %s", self.folder, error)
             return False
         with self._lock:
-            self._keep_bounded()
+            self._room_bytes -= len(body)
+            if self._room_bytes < 0:
+                self._keep_bounded()
         return True
 
     def drop(self, path: str) -> None:
@@ -156,15 +163,18 @@ class Store:
         return sorted(found, key=lambda file: (file.used_s, file.path))
 
     def _keep_bounded(self) -> None:
-        """Evict the least recently used files."""
+        """Evict the least recently used files, if all are more than the bound."""
         files = self.files()
         newest = files[-1].used_s if files else 0.0
         left = sum(file.size_bytes for file in files)
-        for file in files:
+        wanted = self.bound_bytes - (self.bound_bytes // _EVICTED_PART if left > self.bound_bytes else 0)
+        for file in files[:-1]:
             abandoned = not file.finished and file.used_s < newest - _ABANDONED_S
-            if abandoned or left > self.bound_bytes:
+            if abandoned or left > wanted:
                 _remove(file.path)
                 left -= file.size_bytes
+        # Other processes write, too.
+        self._room_bytes = (self.bound_bytes - left) // 2
 
 
 def read_key(path: str) -> str:

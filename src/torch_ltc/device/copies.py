@@ -65,7 +65,17 @@ def empty_strided(
     """Kernel of `aten::empty_strided`."""
     recorder.device(device)
     _check_layout(layout)
+    _check_strides(size, stride)
     return _new(_checked_size(size), tuple(stride), torch.get_default_dtype() if dtype is None else dtype)
+
+
+def _check_strides(size: Any, stride: Any) -> None:
+    if len(size) != len(stride):
+        raise RuntimeError(
+            f"dimensionality of sizes ({len(size)}) must match dimensionality of strides ({len(stride)})"
+        )
+    if any(step < 0 for step in stride) and 0 not in size:
+        raise RuntimeError(f"Storage size calculation overflowed with sizes={list(size)} and strides={list(stride)}")
 
 
 def _new(size: tuple[int, ...], stride: tuple[int, ...] | None, dtype: torch.dtype) -> torch.Tensor:

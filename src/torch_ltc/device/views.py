@@ -146,7 +146,9 @@ def set_tensor(tensor: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
 def set_storage(tensor: torch.Tensor, source: Any, offset: int, size: Any, stride: Any = ()) -> torch.Tensor:
     """Kernel of `aten::set_.source_Storage_storage_offset`."""
     wanted = tuple(size)
-    steps = tuple(stride) if len(stride) == len(wanted) else contiguous_strides(wanted)
+    steps = tuple(stride) or contiguous_strides(wanted)
+    if len(steps) != len(wanted):
+        raise RuntimeError(f"unequal size length ({len(wanted)}) and stride length ({len(steps)})")
     tensor.__dict__.pop("_ltc", None)
     op = aten.set_.source_Storage_storage_offset
     op.redispatch(META, tensor, source, offset, wanted, steps)

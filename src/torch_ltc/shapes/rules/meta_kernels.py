@@ -13,14 +13,15 @@ import torch
 from torch_ltc.program.instruction import Return, ReturnKind, Returns
 from torch_ltc.program.spec import Spec, make_spec, spec_of
 from torch_ltc.pytorch.private import OpOverload
-from torch_ltc.shapes.table import NoRule, Rule, fresh, overload, require, rules, view
+from torch_ltc.shapes.broadcasting import fits
+from torch_ltc.shapes.table import NoRule, Rule, fresh, overload, require, rule, rules, view
 
 _VIEWS = (
     "view _unsafe_view _reshape_alias as_strided alias detach lift_fresh t transpose.int permute expand unsqueeze "
     "squeeze squeeze.dim squeeze.dims split.Tensor unsafe_split.Tensor split_with_sizes unsafe_split_with_sizes "
     "unbind.int diagonal unfold"
 )
-_FRESH = "constant_pad_nd index_select"
+_FRESH = "index_select"
 _META = torch.device("meta")
 _BOUND = 16_384
 _tensors: dict[Spec, torch.Tensor] = {}
@@ -84,6 +85,14 @@ for _name in _VIEWS.split():
     rules.add(_name, _memoized(_by_meta_kernel(overload(_name), ReturnKind.VIEW)))
 for _name in _FRESH.split():
     rules.add(_name, _memoized(_by_meta_kernel(overload(_name), ReturnKind.FRESH)))
+_padded = _memoized(_by_meta_kernel(overload("constant_pad_nd"), ReturnKind.FRESH))
+
+
+@rule("constant_pad_nd")
+def constant_pad(operand: Spec, pad: Any, value: Any) -> Returns:
+    """The tensor with a number around it, which the meta kernel does not look at."""
+    require(fits(value, operand.dtype))
+    return _padded(operand, pad, 0)
 
 
 def copied(spec: Spec, dtype: torch.dtype | None = None) -> Spec:

@@ -58,6 +58,11 @@ _OF_ONE_DTYPE = frozenset(f"{_FLOAT_UNARY} {_BACKWARDS} addcmul addcdiv lerp cla
 _OPERANDS = frozenset(("Tensor", "number", "Optional[number]", "float", "bool", "str"))
 # They take no tensor of truth values, whatever the other operand is.
 _DIFFERENCES = frozenset(("sub", "rsub"))
+# Those that refuse some numbers, whatever the data: the arguments that are certainly accepted.
+_NUMBERS: dict[str, Callable[..., bool]] = {
+    "celu": lambda operand, alpha: alpha != 0,
+    "leaky_relu_backward": lambda gradient, operand, slope, is_result: not is_result or slope >= 0,
+}
 # They have rules of their own.
 _APART = frozenset(("pow.Tensor_Scalar", "pow_.Scalar", "rsub.Tensor"))
 
@@ -125,10 +130,11 @@ def _are_no_truth_values(operands: Sequence[Spec]) -> bool:
 
 
 def _add_rules(name: str, accepts: Accepts, gives: torch.dtype | None) -> None:
-    one_dtype = name in _OF_ONE_DTYPE
+    one_dtype, has_numbers = name in _OF_ONE_DTYPE, _NUMBERS.get(name)
 
     def made(*args: Any) -> Returns:
         dtype, operands = _met(args, one_dtype)
+        require(has_numbers is None or has_numbers(*args))
         require(accepts(dtype) and (name not in _DIFFERENCES or _are_no_truth_values(operands)))
         if one_dtype and not all(operand.contiguous for operand in operands):
             # Some of their kernels look at the operands in another order.
@@ -137,6 +143,7 @@ def _add_rules(name: str, accepts: Accepts, gives: torch.dtype | None) -> None:
 
     def in_place(*args: Any) -> Returns:
         dtype, operands = _met(args, one_dtype)
+        require(has_numbers is None or has_numbers(*args))
         require(accepts(dtype) and (name not in _DIFFERENCES or _are_no_truth_values(operands)))
         return written(dtype if gives is None else operands[0].dtype, operands)
 

@@ -14,7 +14,7 @@ from torch._C._distributed_c10d import ProcessGroup, ReduceOp, Work
 from torch_ltc.pytorch.private import all_schemas
 
 __all__ = ["PREMULTIPLIED_SUM", "ProcessGroup", "box_work", "collective_schemas", "make_group", "make_nccl"]
-__all__ += ["backend_of", "devices_of", "group_store", "reduction_of", "register_backend", "unbox_group", "unbox_work"]
+__all__ += ["backend_of", "group_store", "has_cpu", "reduction_of", "register_backend", "unbox_group", "unbox_work"]
 
 register_backend: Callable[..., None] = dist.Backend.register_backend
 # The objects of C++ that operators take and return, and the Python objects that stand for them.
@@ -71,11 +71,10 @@ def group_store(group: ProcessGroup) -> Any:
     return typed.get_group_store()
 
 
-def devices_of(group: ProcessGroup) -> list[torch.device]:
-    """The devices that a group has backends for."""
+def has_cpu(group: ProcessGroup) -> bool:
+    """True for a group that has a backend for tensors of the CPU."""
     typed: Any = group
-    found: list[torch.device] = typed._device_types
-    return found
+    return any(device.type == "cpu" for device in typed._device_types)
 
 
 def backend_of(group: ProcessGroup) -> Any:

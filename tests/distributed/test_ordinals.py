@@ -101,6 +101,25 @@ def test_a_process_may_choose_before_its_first_tensor() -> None:
     assert run(code, **RANK_ONE) == ["ltc:0 2.0 2"]
 
 
+@needs_extension
+def test_what_another_rank_saved_is_loaded_onto_the_device_of_this_one(tmp_path: Path) -> None:
+    file = tmp_path / "saved.pt"
+    run(f"""
+        import torch, torch_ltc
+        torch.save({{"x": torch.arange(3, device="ltc"), "p": torch.nn.Parameter(torch.ones(2, device="ltc"))}}, "{file}")
+    """)
+    printed = run(
+        f"""
+        import torch, torch_ltc
+        for place in (None, "ltc", "ltc:1", "cpu"):
+            loaded = torch.load("{file}", map_location=place)
+            print(loaded["x"].device, loaded["x"].tolist(), loaded["p"].device)
+        """,
+        **RANK_ONE,
+    )
+    assert printed == [*["ltc:1 [0, 1, 2] ltc:1"] * 3, "cpu [0, 1, 2] cpu"]
+
+
 def test_the_proxy_before_the_first_tensor_knows_the_local_rank() -> None:
     code = """
         import torch, torch_ltc_autoload

@@ -1,12 +1,14 @@
 """DDP on the device against DDP on eager CPU tensors, in one interleaved run, and a cost model of its step.
 
-    python -m benchmarks.distributed --sizes 1 2 4
+    python -m benchmarks.distributed --sizes 1 2 4 --repeats 3 --write docs/scaling.md
 
-Each rank trains two equal networks by turns, one on the device and one on CPU tensors with gloo. From the parts that
-are measured on one rank (the host's time to record a step, the worker's time to compute it) and the time of an
-all-reduce of the gradients between the ranks, the model predicts the step on several ranks:
+Each rank trains equal networks by turns: on CPU tensors with gloo, on the device, and on the device without comparing
+ranks (`rank_check = 0`). Numbers of ranks are measured by turns, too, and medians are taken of all. From what is
+measured on one rank (the CPU time to record a step and to compute it) and on two (latency and bandwidth of gloo), the
+model predicts the step on n ranks of a machine with c cores:
 
-    step(n) = max(record, compute * max(1, n / cores) + all_reduce(n)) on n ranks of a machine with so many cores
+    step(n) = max(record, compute + all_reduce(n), (record + compute) * n / c + all_reduce(n))
+    all_reduce(n) = (2 (n - 1) latency + 2 (n - 1) / n bytes / bandwidth) * max(1, n / c)
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -30,9 +34,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 import torch_ltc
 from torch_ltc import events
+from torch_ltc.config import settings
 
 WIDTH, LAYERS, BATCH = 256, 6, 64
 WARM, ROUNDS, STEPS = 8, 8, 5
+# Parameters of the network.
+NUMBERS = LAYERS * (WIDTH * WIDTH + WIDTH) + 10 * (WIDTH + 1)
+_BEGIN, _END = "<!-- measured: begin -->", "<!-- measured: end -->"
 
 
 def _make_step(device: str) -> Callable[[], None]:
@@ -55,17 +63,16 @@ def _timed(step: Callable[[], None], device: str) -> float:
     began = time.perf_counter()
     for _ in range(STEPS):
         step()
-    if device == "ltc":
+    if device != "cpu":
         torch_ltc.wait_device_ops()
     return (time.perf_counter() - began) / STEPS
 
 
-def _all_reduce_s() -> float:
-    """Seconds for an all-reduce of as many numbers as the network has parameters."""
-    size = LAYERS * (WIDTH * WIDTH + WIDTH) + 10 * (WIDTH + 1)
-    data = torch.ones(size)
+def _all_reduce_s(count: int) -> float:
+    """Seconds for an all-reduce of so many numbers."""
+    data = torch.ones(count)
     took = []
-    for _ in range(10):
+    for _ in range(20):
         dist.barrier()
         began = time.perf_counter()
         dist.all_reduce(data)
@@ -74,7 +81,7 @@ def _all_reduce_s() -> float:
 
 
 def run_rank(store: str, rank: int, size: int) -> dict[str, float]:
-    """Measure on one rank."""
+    """Measure on one rank, in milliseconds."""
     dist.init_process_group(
         "cpu:gloo,ltc:ltc",
         init_method=f"file://{store}",
@@ -82,33 +89,32 @@ def run_rank(store: str, rank: int, size: int) -> dict[str, float]:
         world_size=size,
         timeout=timedelta(seconds=120),
     )
-    steps = {device: _make_step(device) for device in ("cpu", "ltc")}
-    for device, step in steps.items():
+    eager, lazy = _make_step("cpu"), _make_step("ltc")
+    steps = {"cpu": eager, "ltc": lazy, "unchecked": lazy}
+    for step in (eager, lazy):
         for _ in range(WARM):
             step()
-        if device == "ltc":
-            torch_ltc.wait_for_compiles()
-            step()
+    torch_ltc.wait_for_compiles()
+    lazy()
+    torch_ltc.wait_device_ops()
     recorded: list[float] = []
     computed: list[float] = []
     stop = (
         events.subscribe(lambda event: recorded.append(event.record_s + event.duration_s), events.SyncEvent),
         events.subscribe(lambda event: computed.append(event.duration_s), events.ExecuteEvent),
     )
-    took: dict[str, list[float]] = {"cpu": [], "ltc": []}
+    took: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(ROUNDS):
-        for device, step in steps.items():
-            took[device].append(_timed(step, device))
+        for name, step in steps.items():
+            with settings.scope(rank_check=0 if name == "unchecked" else settings.rank_check):
+                took[name].append(_timed(step, name))
     for one in stop:
         one()
-    all_reduce_s = _all_reduce_s()
+    figures = {name: statistics.median(values) for name, values in took.items()}
+    figures |= {"record": statistics.median(recorded), "compute": statistics.median(computed)}
+    figures |= {"small": _all_reduce_s(1), "large": _all_reduce_s(NUMBERS)}
     dist.destroy_process_group()
-    figures = {f"{device}_ms": 1e3 * statistics.median(values) for device, values in took.items()}
-    figures["least_cpu_ms"], figures["least_ltc_ms"] = 1e3 * min(took["cpu"]), 1e3 * min(took["ltc"])
-    figures["record_ms"] = 1e3 * statistics.median(recorded)
-    figures["compute_ms"] = 1e3 * statistics.median(computed)
-    figures["all_reduce_ms"] = 1e3 * all_reduce_s
-    return figures
+    return {name: 1e3 * value for name, value in figures.items()}
 
 
 def _measure(size: int) -> dict[str, float]:
@@ -129,10 +135,74 @@ def _measure(size: int) -> dict[str, float]:
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class Model:
+    """The constants of the cost model, in milliseconds."""
+
+    cores: int
+    record: float
+    compute: float
+    latency: float
+    transfer: float
+
+    @classmethod
+    def of(cls, cores: int, one: dict[str, float], two: dict[str, float]) -> Model:
+        """From what was measured on one rank and on two."""
+        # Two ranks send their halves, and their sums: two messages of half of the bytes each.
+        latency = two["small"] / 2
+        return cls(cores, one["record"], one["compute"], latency, max(two["large"] - two["small"], 0.0))
+
+    def all_reduce(self, size: int) -> float:
+        """Milliseconds for the gradients, on so many ranks."""
+        parts = 2 * (size - 1) * self.latency + 2 * (size - 1) / size * self.transfer
+        return parts * max(1, size / self.cores)
+
+    def step(self, size: int) -> float:
+        """Milliseconds for a step."""
+        reduce = self.all_reduce(size)
+        shared = (self.record + self.compute) * size / self.cores
+        return max(self.record, self.compute + reduce, shared + reduce)
+
+
+_HEAD = (
+    "ranks | eager ms | device ms | device / eager | step with / without rank_check | all-reduce ms | predicted ms | "
+)
+_HEAD += "predicted / device"
+
+
+def table(found: dict[int, dict[str, float]], cores: int) -> list[str]:
+    """The figures and the predictions, as lines of Markdown."""
+    lines = [f"| {_HEAD} |", "|---" * 8 + "|"]
+    model = Model.of(cores, found[1], found[2]) if {1, 2} <= set(found) else None
+    for size, figures in found.items():
+        ratios = figures["ltc"] / figures["cpu"], figures["ltc"] / figures["unchecked"]
+        cells = [figures["cpu"], figures["ltc"], *ratios, figures["large"]]
+        if model is not None:
+            cells += [model.step(size), model.step(size) / figures["ltc"]]
+        lines.append(f"| {size} | {' | '.join(f'{value:.2f}' for value in cells)} |")
+    if model is not None:
+        lines += [
+            "",
+            f"Constants: record {model.record:.2f} ms, compute {model.compute:.2f} ms, latency {model.latency:.3f} ms, "
+            f"bandwidth {4e-3 * NUMBERS / 1e3 / max(model.transfer, 1e-9):.2f} GB/s, {cores} cores.",
+        ]
+    return lines
+
+
+def write(page: Path, lines: list[str]) -> None:
+    """Put the table between the marks of a page."""
+    before, rest = page.read_text().split(_BEGIN)
+    _, after = rest.split(_END)
+    page.write_text("\n".join([before + _BEGIN, *lines, _END + after]))
+
+
 def main() -> None:
-    """Measure for each number of ranks, and print a table."""
+    """Measure for each number of ranks, by turns, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", type=int, nargs="+", default=[1, 2, 4])
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--write", type=Path, metavar="PAGE", help="put the table into this page, between its marks")
+    parser.add_argument("--note", default="", help="a sentence below the table, on the state of the machine")
     parser.add_argument("--store", help=argparse.SUPPRESS)
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--size", type=int, help=argparse.SUPPRESS)
@@ -140,21 +210,20 @@ def main() -> None:
     if options.store:
         print(json.dumps(run_rank(options.store, options.rank, options.size)))
         return
-    cores = len(os.sched_getaffinity(0))
-    one: dict[str, float] = {}
-    print("| ranks | eager ms | device ms | device / eager | record ms | compute ms | all-reduce ms | predicted ms |")
-    print("|---|---|---|---|---|---|---|---|")
-    for size in options.sizes:
-        found = _measure(size)
-        one = one or found
-        # On one rank the program has an all-reduce, too, of nothing to do.
-        shared = one["compute_ms"] * max(1, size / cores) + (found["all_reduce_ms"] if size > 1 else 0)
-        predicted = max(found["record_ms"], shared)
-        cells = (found[name] for name in ("cpu_ms", "ltc_ms"))
-        ratio = found["ltc_ms"] / found["cpu_ms"]
-        rest = (found[name] for name in ("record_ms", "compute_ms", "all_reduce_ms"))
-        row = [*(f"{value:.2f}" for value in cells), f"{ratio:.2f}", *(f"{value:.2f}" for value in rest)]
-        print(f"| {size} | {' | '.join(row)} | {predicted:.2f} |", flush=True)
+    every: dict[int, list[dict[str, float]]] = {size: [] for size in options.sizes}
+    for _ in range(options.repeats):
+        for size, found in every.items():
+            found.append(_measure(size))
+    medians = {
+        size: {name: statistics.median(one[name] for one in found) for name in found[0]}
+        for size, found in every.items()
+    }
+    lines = table(medians, len(os.sched_getaffinity(0)))
+    if options.note:
+        lines += ["", options.note]
+    print("\n".join(lines))
+    if options.write:
+        write(options.write, lines)
 
 
 if __name__ == "__main__":

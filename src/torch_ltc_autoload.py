@@ -5,6 +5,7 @@ It makes the device's name known and stops there: torch_ltc itself is imported w
 """
 
 import importlib
+import os
 import sys
 from types import ModuleType
 from typing import Any
@@ -30,18 +31,23 @@ class _Proxy(ModuleType):
         return True
 
     def device_count(self) -> int:
-        """There is one."""
-        return 1
+        """There is one, unless `torchrun` has started several processes here."""
+        return int(self.__getattr__("device_count")()) if _is_local_rank() else 1
 
     def current_device(self) -> int:
-        """The only one."""
-        return 0
+        """The only one, or that of the process among several."""
+        return int(self.__getattr__("current_device")()) if _is_local_rank() else 0
 
     def _is_in_bad_fork(self) -> bool:
         return False
 
     def manual_seed_all(self, seed: int) -> None:
         """Nothing to do: when the device is loaded, it takes the seed that PyTorch has by then."""
+
+
+def _is_local_rank() -> bool:
+    """True in a process that `torchrun` has started: which device it has, and of how many, the package knows."""
+    return "LOCAL_RANK" in os.environ  # noqa: TID251  the settings would load the package
 
 
 def _pin_memory(tensor: torch.Tensor, device: torch.device | None = None) -> torch.Tensor:

@@ -524,6 +524,12 @@ def local_rank() -> int | None:
     return int(text) if text.isdigit() else None
 
 
+def local_size() -> int:
+    """The number of processes of a run on this machine, where `torchrun` started them; else 1."""
+    text = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return max(int(text), 1) if text.isdigit() else 1
+
+
 def own_variables() -> dict[str, str]:
     """Every variable that begins as ours do, whether a setting has it or not."""
     return {name: os.environ[name] for name in sorted(os.environ) if name.startswith("LTC_")}

@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, AdamW
 
+import torch_ltc
 from tests.distributed.models import VOCABULARY_SIZE, Llama, Mlp, Skipping, convnet
 
 Result = dict[str, Tensor]
@@ -154,10 +155,26 @@ def join(device: str) -> Result:
     return whole(model)
 
 
+def many_steps(device: str) -> Result:
+    """As DDP of the MLP, until what compiles in the background has run."""
+    torch.manual_seed(0)
+    model = DistributedDataParallel(MLP.make().to(device), bucket_cap_mb=_SMALL)
+    optimizer = SGD(model.parameters(), lr=0.01)
+    torch.manual_seed(100 + dist.get_rank())
+    for step in range(12):
+        optimizer.zero_grad()
+        batch = MLP.batch()
+        loss_of(model, (batch[0].to(device), batch[1].to(device))).backward()
+        optimizer.step()
+        if step == 8 and device == "ltc":
+            torch_ltc.wait_for_compiles()
+    return whole(model)
+
+
 # Buckets of a few hundred bytes: each network has several.
 _SMALL = 0.001
 # Of which each step is more than one program.
-UNEVEN: dict[str, Callable[[str], Result]] = {"ddp_join": join}
+UNEVEN: dict[str, Callable[[str], Result]] = {"ddp_join": join, "ddp_many": many_steps}
 # Need the extension in C++.
 UNUSED: dict[str, Callable[[str], Result]] = {
     "ddp_unused": _ddp(SKIPPING, find_unused_parameters=True),

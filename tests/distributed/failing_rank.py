@@ -57,6 +57,16 @@ def silence(rank: int) -> None:
     step(x).tolist()
 
 
+def late(rank: int) -> None:
+    """A rank came later than the others, which waited for it."""
+    assert step(torch.ones(4, device="ltc")).tolist() == [4.0] * 4
+
+
+def too_late(rank: int) -> None:
+    """A rank came when the others had given up: never to be reached."""
+    step(torch.ones(4, device="ltc")).tolist()
+
+
 def sync_batch_norm(rank: int) -> None:
     """A layer whose kernels are for GPUs."""
     torch.nn.SyncBatchNorm(3).to("ltc")(torch.ones(2, 3, 4, device="ltc"))
@@ -82,8 +92,11 @@ def unlike(rank: int) -> None:
     assert part.tolist() == [1.0] * (2 + 2 * rank)
 
 
+# Seconds after which the second rank joins.
+LATE_S = {"late": 4.0, "too_late": 15.0}
 SCENES: dict[str, Callable[[int], None]] = {
-    scene.__name__: scene for scene in (different_shapes, different_operators, crash, silence, sync_batch_norm, unlike)
+    scene.__name__: scene
+    for scene in (different_shapes, different_operators, crash, silence, late, too_late, sync_batch_norm, unlike)
 }
 
 
@@ -100,6 +113,8 @@ def main() -> None:
     settings.rank_check = options.check
     if options.scene == "absence" and options.rank == 1:
         return
+    if options.rank == 1:
+        time.sleep(LATE_S.get(options.scene, 0.0))
     try:
         dist.init_process_group(
             "ltc",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -28,8 +29,11 @@ def run_ranks(folder: Path, size: int, module: str, *arguments: str, timeout_s: 
         for rank in range(size):
             files.append((open(folder / f"out.{rank}", "w+"), open(folder / f"err.{rank}", "w+")))  # noqa: SIM115
             command = [sys.executable, "-m", module, "--store", str(store), "--rank", str(rank), "--size", str(size)]
+            # As `torchrun` does: each rank has a device of its own, ltc:0, ltc:1, ...
+            environment = {**os.environ, "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(size)}
+            out, err = files[-1]
             processes.append(
-                subprocess.Popen([*command, *arguments], stdout=files[-1][0], stderr=files[-1][1], text=True)
+                subprocess.Popen([*command, *arguments], stdout=out, stderr=err, text=True, env=environment)
             )
         end = time.monotonic() + timeout_s
         for process in processes:

@@ -4,57 +4,79 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 import torch_ltc
 from tests.distributed.cases import CASES, UNEVEN, UNUSED, Result, enter_group
+from tests.distributed.models import linear_as_one_call
 from torch_ltc import events
 
 
-def _differences(expected: Result, actual: Result) -> list[str]:
-    """The names of the tensors that are not equal to the bit.
-
-    With more than two ranks the order of a sum depends on the place of a number in DDP's bucket. Buckets are made in
-    the order in which gradients become ready, and a layer with a bias, which is one call on the device, gives its two
-    in another one.
-    """
-    exact = dist.get_world_size() == 2
+def _differences(expected: Result, actual: Result, same: Callable[[Tensor, Tensor], bool] = torch.equal) -> list[str]:
+    """The names of the tensors that are not the same, and by how much."""
     if expected.keys() != actual.keys():
         return [f"names: {sorted(expected)} and {sorted(actual)}"]
     return [
         f"{name}: {(expected[name] - actual[name]).abs().max().item() if expected[name].numel() else 0}"
         for name in expected
-        if not (torch.equal if exact else torch.allclose)(expected[name], actual[name])
+        if not same(expected[name], actual[name])
     ]
 
 
 class Steps:
-    """What the device does: its syncs, each with its reason and whether the program was known, and fallbacks."""
+    """What the device does: its syncs, each with its reason and whether the program was known, what compiled after the
+    third step's programs, the backends that ran programs, and fallbacks."""
 
     def __init__(self) -> None:
         self.syncs: list[tuple[str, bool]] = []
         self.fallbacks: list[str] = []
+        # Programs of the first three steps, which may be compiled while later ones run.
+        self._early: set[int] = set()
+        self.late_compiles = 0
+        self.backends: list[str] = []
 
     def note(self, event: object) -> None:
         """Listen to the device."""
         if isinstance(event, events.SyncEvent):
+            if sum(reason == "OPTIMIZER" for reason, _ in self.syncs) < 3:
+                self._early.add(event.program)
             self.syncs.append((event.reason.name, event.known))
         elif isinstance(event, events.FallbackEvent):
             self.fallbacks.append(event.op)
+        elif isinstance(event, events.CompileEvent):
+            self.late_compiles += event.program not in self._early
+        elif isinstance(event, events.ExecuteEvent) and event.backend not in self.backends:
+            self.backends.append(event.backend)
 
 
 def run_case(name: str) -> dict[str, object]:
-    """The differences between the devices, and what the device did."""
+    """The differences between the devices, and what the device did.
+
+    To the bit: with two ranks from plain eager. DDP's buckets are in the order in which gradients become ready, and in
+    a sum over more ranks the order of additions depends on a number's place in the bucket; so that with four the last
+    bits are those of an eager network whose gradients become ready in the order of the device's.
+    """
     case = {**CASES, **UNUSED, **UNEVEN}[name]
-    expected = case("cpu")
+    plain = case("cpu")
+    with linear_as_one_call():
+        ordered = case("cpu") if name.startswith("ddp") else plain
     steps = Steps()
     unsubscribe = events.subscribe(steps.note)
     actual = case("ltc")
     torch_ltc.wait_device_ops()
     unsubscribe()
-    return {"differences": _differences(expected, actual), **vars(steps)}
+    exact = plain if dist.get_world_size() == 2 else ordered
+    found = {
+        "differences": _differences(exact, actual),
+        "distances": _differences(plain, actual, torch.allclose),
+        "differences_from_plain": _differences(plain, actual),
+        "differences_by_order": _differences(plain, ordered),
+    }
+    return {**found, **{key: value for key, value in vars(steps).items() if not key.startswith("_")}}
 
 
 def main() -> None:

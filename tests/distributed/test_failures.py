@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -58,6 +60,46 @@ def test_a_rank_that_never_joins_raises(tmp_path: Path) -> None:
     waiting, _ = play(tmp_path, "absence", timeout_s=5)
     assert waiting.status == 3, waiting.errors
     assert "imeout" in waiting.output or "imed out" in waiting.output
+
+
+def test_a_rank_that_joins_late_is_waited_for(tmp_path: Path) -> None:
+    for rank in play(tmp_path, "late"):
+        assert rank.status == 0, rank.output + rank.errors
+
+
+def test_a_rank_that_joins_when_the_others_have_given_up_raises(tmp_path: Path) -> None:
+    for rank in play(tmp_path, "too_late", timeout_s=5):
+        assert rank.status == 3, rank.output + rank.errors
+        assert re.search("[Tt]imed? ?out|refused|closed|reset", rank.output), rank.output
+
+
+TORCHRUN = """
+import os, signal, sys, time, torch, torch_ltc
+import torch.distributed as dist
+
+dist.init_process_group("ltc")
+rank = dist.get_rank()
+with open(f"{sys.argv[1]}/pid.{rank}", "w") as file:
+    file.write(str(os.getpid()))
+x = torch.ones(4, device="ltc")
+for step in range(1000):
+    dist.all_reduce(x)
+    x = x / 2
+    assert x.tolist() == [1.0] * 4
+    if rank == 1 and step == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_rank_that_is_killed_under_torchrun_leaves_no_process(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(TORCHRUN)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run([*command, str(script), str(tmp_path)], capture_output=True, text=True, timeout=300)
+    assert done.returncode != 0
+    assert "SIGKILL" in done.stderr
+    for rank in range(2):
+        assert not Path("/proc", (tmp_path / f"pid.{rank}").read_text()).exists()
 
 
 def test_batch_norm_over_ranks_is_refused_on_the_cpu(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.distributed.cases import CASES, STEPS, UNEVEN, UNUSED
+from tests.distributed.cases import CASES, STEPS, UNUSED
 from tests.distributed.processes import run_ranks
 from torch_ltc.native.library import extension
 
@@ -26,7 +26,9 @@ def _run(folder: Path, size: int, cases: list[str], timeout_s: float) -> Found:
 
 def _check(case: dict[str, Any]) -> None:
     assert case["differences"] == []
+    assert case["distances"] == []
     assert case["fallbacks"] == []
+    assert case["late_compiles"] == 0
     # DDP makes its buckets before the first step, and anew in the second, and reads then how they are made.
     syncs = case["syncs"]
     steps = [position for position, (reason, _) in enumerate(syncs) if reason == "OPTIMIZER"]
@@ -43,7 +45,7 @@ def test_ddp_trains_as_on_the_cpu(tmp_path: Path) -> None:
 
 @pytest.mark.distributed
 def test_ranks_may_have_unequal_numbers_of_batches(tmp_path: Path) -> None:
-    for rank in _run(tmp_path, 2, list(UNEVEN), 200):
+    for rank in _run(tmp_path, 2, ["ddp_join"], 200):
         assert rank["ddp_join"]["differences"] == []
 
 
@@ -75,3 +77,24 @@ def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def test_training_is_as_on_the_cpu(found: Found, name: str) -> None:
     for rank in found:
         _check(rank[name])
+
+
+@pytest.mark.distributed
+def test_the_order_of_gradients_decides_the_last_bits_of_sums_over_four_ranks(found: Found) -> None:
+    for rank in found:
+        # Two runs in eager, which differ in nothing but the order in which gradients become ready.
+        assert bool(rank["ddp_views"]["differences_by_order"]) == (len(found) > 2)
+        assert rank["ddp_views"]["differences_from_plain"] == rank["ddp_views"]["differences_by_order"]
+
+
+@pytest.mark.distributed
+@pytest.mark.compilers
+def test_ranks_whose_programs_inductor_compiles_train_as_on_the_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Each rank compiles in its own time, and runs the programs call by call until then.
+    monkeypatch.setenv("LTC_BACKEND", "inductor")
+    for rank in _run(tmp_path, 2, ["ddp_many"], 500):
+        assert "inductor" in rank["ddp_many"]["backends"]
+        assert rank["ddp_many"]["distances"] == []
+        assert rank["ddp_many"]["fallbacks"] == []

@@ -17,6 +17,7 @@ import torch_ltc
 from tests.ecosystem.support import compare
 from torch_ltc.errors import LtcWarning
 from torch_ltc.libraries.choice import choice
+from torch_ltc.native.library import extension
 
 pytest.importorskip("lightning")
 import lightning
@@ -132,9 +133,12 @@ def test_the_device_is_chosen_when_asked_for(tmp_path: Path, monkeypatch: pytest
         assert trainer(tmp_path).strategy.root_device.type == "cpu"
 
 
-def test_more_than_one_device_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="there is one device"):
-        trainer(tmp_path, accelerator="ltc", devices=2)
+@pytest.mark.parametrize("devices", [2, "2", [0, 1], "0,1"])
+def test_more_than_one_device_is_a_process_each(tmp_path: Path, devices: Any) -> None:
+    strategy = trainer(tmp_path, accelerator="ltc", devices=devices).strategy
+    assert type(strategy).__name__ == "DDPStrategy"
+    numbers = [0, 1] if extension is not None else [0, 0]
+    assert strategy.parallel_devices == [torch.device("ltc", number) for number in numbers]
 
 
 def test_the_strategy_is_in_the_registry(tmp_path: Path) -> None:

@@ -22,9 +22,9 @@ from torch.overrides import TorchFunctionMode
 from torch_ltc.cli.numpy_memory import NumpyMemory, storage_of
 from torch_ltc.cli.output import note
 from torch_ltc.formatting import count_text
-from torch_ltc.libraries.choice import DEVICE
 from torch_ltc.pytorch.patches import Patches
 from torch_ltc.pytorch.private import device_constructors, pytree, storage_use_count, untyped_storage
+from torch_ltc.record.ordinal import ordinal
 
 NAME = "ltc"
 _Tensor = torch.Tensor
@@ -187,7 +187,7 @@ def _follow_modules(patches: Patches) -> None:
     def moving(original: Callable[..., Any]) -> Callable[..., Any]:
         def to(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
             # PyTorch makes another object of the device before it moves tensors.
-            before, _thread.to_device = _thread.to_device, any(v is DEVICE for v in (*args, *kwargs.values()))
+            before, _thread.to_device = _thread.to_device, any(v is ordinal.device for v in (*args, *kwargs.values()))
             try:
                 return original(self, *args, **kwargs)
             finally:
@@ -369,7 +369,7 @@ def _to(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any])
         if isinstance(value, _Tensor):
             return value.dtype
         # The device that a library was given to choose is the one exception: what it moves there is to be there.
-        chosen = value is DEVICE or _thread.to_device
+        chosen = value is ordinal.device or _thread.to_device
         known = _names_cpu(value) or (isinstance(value, torch.device) and value.type == NAME and not chosen)
         return tensor.device if known else value
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from torch_ltc.config import Origin, local_rank, settings
+from torch_ltc.config import Origin, local_rank, local_size, settings
 from torch_ltc.errors import DeviceMismatchError
 from torch_ltc.events import SyncReason
 from torch_ltc.execute.executor import NOTHING, executor
@@ -20,6 +20,7 @@ from torch_ltc.execute.memory import memory, physical_figures, summary_text
 from torch_ltc.execute.random_state import device_random
 from torch_ltc.execute.sync import cut, sync
 from torch_ltc.native.library import extension
+from torch_ltc.record.ordinal import ordinal
 from torch_ltc.record.recorder import recorder
 
 _PROCESS = os.getpid()
@@ -29,11 +30,11 @@ _Device = torch.device | str | int | None
 
 
 def _check(device: _Device) -> None:
-    """Raise unless `device` names the one device there is."""
+    """Raise unless `device` names the device of this process."""
     index = device if isinstance(device, int) else None if device is None else torch.device(device).index
     kind = "ltc" if device is None or isinstance(device, int) else torch.device(device).type
-    if kind != "ltc" or index not in (None, -1, 0):
-        raise DeviceMismatchError(f"there is no device {device!r}: torch_ltc has one device, ltc:0", hint="use 'ltc'")
+    if kind != "ltc" or not ordinal.is_own(index):
+        raise DeviceMismatchError(ordinal.refusal(repr(device)), hint="use 'ltc'; torchrun starts a process for each")
 
 
 def is_available() -> bool:
@@ -51,29 +52,66 @@ def init() -> None:
 
 
 def device_count() -> int:
-    """1: there is one device, ltc:0."""
-    return 1
+    """The number of GPUs of the machine, of which a process uses one; on the CPU, that of `torchrun`'s processes here.
+
+    Without the extension in C++ it is 1: PyTorch then knows no other device than ltc:0."""
+    return ordinal.count
 
 
 def current_device() -> int:
-    """0: the index of the one device."""
-    return 0
+    """The index of the device of this process."""
+    return ordinal.index
 
 
 def set_device(device: _Device) -> None:
-    """Choose the GPU that `ltc:0` of this process is, by its number; on the CPU there is nothing to choose.
+    """Choose the device of this process: `ltc:1` is the GPU `cuda:1`.
 
     Under `torchrun` it is that of the local rank from the start. It can be chosen as long as nothing is on the device.
     """
-    if settings.device_type == "cpu" or not isinstance(device, int) or not 0 < device < torch.cuda.device_count():
+    # Without the extension the device is ltc:0, whichever the GPU.
+    count = max(ordinal.count, torch.cuda.device_count() if settings.device_type == "cuda" else 1)
+    index = device if isinstance(device, int) else torch.device("ltc" if device is None else device).index
+    if not isinstance(index, int) or not 0 <= index < count or (extension is None and not isinstance(device, int)):
         _check(device)
-    elif device != settings.device_ordinal:
-        if memory.current_bytes or not recorder.empty:
-            raise DeviceMismatchError(
-                f"there are tensors on the GPU {settings.device_ordinal} already: a process has one device, ltc:0",
-                hint="call set_device before the first tensor is made, or start a process for each GPU with torchrun",
-            )
-        settings.device_ordinal = device
+        return
+    if index == _chosen():
+        return
+    if memory.current_bytes or not recorder.empty:
+        raise DeviceMismatchError(
+            f"there are tensors on ltc:{ordinal.index} already, and a process has one device",
+            hint="call set_device before the first tensor is made, or start a process for each GPU with torchrun",
+        )
+    _choose(index)
+
+
+# The number that was chosen where programs run on the CPU, which has none of its own.
+_on_cpu: list[int] = []
+
+
+def _chosen() -> int:
+    """The number of the GPU, or what stands for it on the CPU."""
+    if settings.device_type != "cpu":
+        return settings.device_ordinal
+    return _on_cpu[0] if _on_cpu else local_rank() or 0
+
+
+def _choose(index: int) -> None:
+    if settings.device_type != "cpu":
+        settings.device_ordinal = index
+        return
+    _on_cpu[:] = [index]
+    _number_device()
+
+
+def _number_device() -> None:
+    """Give the device its number: that of the GPU, or on the CPU of the process among those of the machine."""
+    if extension is None:
+        return
+    there = local_size() if settings.device_type == "cpu" else torch.cuda.device_count()
+    index = _chosen()
+    if (index, max(there, index + 1)) != (ordinal.index, ordinal.count):
+        ordinal.set(index, max(there, index + 1))
+        extension.set_ordinal(ordinal.index, ordinal.count)
 
 
 def _follow_local_rank() -> None:
@@ -81,9 +119,11 @@ def _follow_local_rank() -> None:
     rank = local_rank()
     if settings.device_type != "cpu" and rank is not None and settings.origin("device_ordinal") is Origin.DEFAULT:
         settings.device_ordinal = rank % max(torch.cuda.device_count(), 1)
+    _number_device()
 
 
 settings.watch("device_type", _follow_local_rank)
+settings.watch("device_ordinal", _number_device)
 _follow_local_rank()
 
 
@@ -286,7 +326,7 @@ class Event:
     when that has run."""
 
     def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> None:
-        self.device = torch.device("ltc", 0)
+        self.device = ordinal.device
         self._timing = enable_timing
         self._reached: Future[float] | None = None
 
@@ -322,7 +362,7 @@ class Stream:
 
     def __init__(self, device: _Device = None, priority: int = 0) -> None:
         _check(device)
-        self.device = torch.device("ltc", 0)
+        self.device = ordinal.device
         self.stream_id = 0
 
     def synchronize(self) -> None:

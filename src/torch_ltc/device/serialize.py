@@ -17,6 +17,7 @@ from torch_ltc.execute.sync import read_buffer
 from torch_ltc.program.spec import Spec, make_spec, spec_of
 from torch_ltc.pytorch.patches import replaces
 from torch_ltc.record.buffer import Buffer, physical_device
+from torch_ltc.record.ordinal import ordinal
 
 _Storage = torch.UntypedStorage
 
@@ -94,7 +95,7 @@ def _getitem(storage: Any, buffer: Buffer, index: Any) -> Any:
 
 @_on_buffer("__repr__")
 def _text(storage: Any, buffer: Buffer) -> str:
-    return f"[torch.storage.UntypedStorage(device=ltc:0) of size {buffer.size_bytes}]"
+    return f"[torch.storage.UntypedStorage(device={ordinal.device}) of size {buffer.size_bytes}]"
 
 
 @_on_buffer("__reduce__")

@@ -13,6 +13,7 @@ from torch_ltc.pytorch.entries import Patch, table
 from torch_ltc.pytorch.patches import replaces
 from torch_ltc.pytorch.private import PhysicalGenerator
 from torch_ltc.record.buffer import physical_device
+from torch_ltc.record.ordinal import ordinal
 
 # ---- modules ------------------------------------------------------------------------------------------------------
 
@@ -52,7 +53,7 @@ class DeviceGenerator(PhysicalGenerator):
     @property
     def device(self) -> torch.device:  # type: ignore[override]
         """The lazy device."""
-        return torch.device("ltc", 0)
+        return ordinal.device
 
     def __reduce__(self) -> Any:
         return (_restore, (self.get_state(),))

@@ -20,7 +20,7 @@ from torch_ltc.errors import GroupError
 from torch_ltc.events import SyncReason
 from torch_ltc.execute.executor import NOTHING, executor
 from torch_ltc.execute.sync import cut, sync
-from torch_ltc.pytorch.distributed import box_work, register_backend, unbox_group
+from torch_ltc.pytorch.distributed import backend_of, box_work, has_cpu, register_backend, unbox_group
 from torch_ltc.pytorch.patches import registers, replaces
 from torch_ltc.pytorch.private import below_autograd
 from torch_ltc.pytorch.table import DISTRIBUTED_BACKEND
@@ -42,7 +42,12 @@ def _kernel(collective: Collective, *given: Any) -> Any:
 
 def _barrier(tensor: torch.Tensor, group: Any, device_ids: list[int], async_op: bool = True, timeout: int = -1) -> Any:
     """Return when all ranks have run what was recorded before: then, not before, files are written and so on."""
-    physical = groups.physical(groups.name_of(unbox_group(group)))
+    mine = unbox_group(group)
+    if backend_of(mine) is None:
+        # A group for other devices: PyTorch takes the accelerator of the process when devices are named by number.
+        there = torch.empty(1, device="cpu" if has_cpu(mine) else "cuda")
+        return torch.ops.c10d.barrier.default(there, group, device_ids, async_op, timeout)
+    physical = groups.physical(groups.name_of(mine))
     _in_order(lambda: physical.barrier().wait())
     return box_work([])
 

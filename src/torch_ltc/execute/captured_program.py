@@ -21,6 +21,7 @@ from torch_ltc.lowering.interface import Arguments, Outcome
 from torch_ltc.lowering.kernel_call import Lookup, fill, run_call, run_filled
 from torch_ltc.lowering.lower import same_number
 from torch_ltc.lowering.out_of_memory import is_out_of_memory, make_room
+from torch_ltc.program.collectives import is_collective
 from torch_ltc.program.instruction import Call, Program, ReturnKind, Scalar
 from torch_ltc.pytorch.private import conj_view, neg_view
 from torch_ltc.record.buffer import Buffer
@@ -313,7 +314,9 @@ class CapturedCalls(CapturedProgram):
         if not direct:
             return super().describe()
         first = f"the first {direct[0].name} at {direct[0].source}"
-        return f"{super().describe()}, {len(direct)} calls between graphs, {first}"
+        talking = sum(is_collective(call.op) for call in direct)
+        why = f"; {talking} of them wait for other ranks, which may not capture at the same step" if talking else ""
+        return f"{super().describe()}, {len(direct)} calls between graphs, {first}{why}"
 
     def _capture(self, inputs: list[Any], arguments: Arguments) -> Outcome | None:
         values: dict[int, Any] = {i.number: tensor for i, tensor in zip(self._program.inputs, inputs, strict=True)}

@@ -7,14 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal
 
-import torch
-
 from torch_ltc.errors import LtcWarning
 
-__all__ = ["DEVICE", "always_in_libraries", "choice", "use_in_libraries"]
-
-# By the slot: its name is not claimed yet when this module is imported.
-DEVICE = torch.device("privateuseone", 0)
+__all__ = ["always_in_libraries", "choice", "use_in_libraries"]
 
 
 class _Choice:

@@ -1,6 +1,7 @@
 """accelerate and transformers: the device that `Accelerator`, `Trainer`, `pipeline` and `device_map="auto"` choose.
 
-accelerate's own variable, `ACCELERATE_TORCH_DEVICE`, goes before: where it is set, nothing is changed.
+accelerate's own variable, `ACCELERATE_TORCH_DEVICE`, goes before: where it is set, nothing is changed; in a process
+that `accelerate launch` or `torchrun` has started, `ltc` there means the device and its process group.
 """
 
 from __future__ import annotations
@@ -10,12 +11,16 @@ from functools import cached_property
 from types import ModuleType
 from typing import Any
 
-from torch_ltc.libraries.choice import DEVICE, choice
+from torch_ltc.config import foreign_variable, local_rank
+from torch_ltc.libraries.choice import choice
 from torch_ltc.libraries.imports import when_imported
 from torch_ltc.pytorch.patches import Patches
+from torch_ltc.record.ordinal import ordinal
 
 __all__ = ["adapt"]
 
+# The backend of its process group, for tensors of both devices.
+_GROUP = "cpu:gloo,ltc:ltc"
 # For as long as the process lives: without a choice each of them does what the library does.
 _patches = Patches()
 
@@ -33,7 +38,7 @@ def _accelerate(state: ModuleType) -> None:
 
     def default_device(self: Any) -> Any:
         if choice.takes(asked_for_cpu=False):
-            return DEVICE
+            return ordinal.device
         device = found.fget(self)
         choice.tell("accelerate", device)
         return device
@@ -48,6 +53,32 @@ def _accelerate(state: ModuleType) -> None:
 
     _patches.wrap(state.PartialState, "__init__", creating)
 
+    def preparing(original: Callable[..., Any]) -> Callable[..., Any]:
+        def prepare(self: Any, cpu: bool = False, sagemaker_dp: Any = False, backend: str | None = None) -> Any:
+            if cpu or local_rank() is None or not _is_chosen():
+                return original(self, cpu, sagemaker_dp, backend)
+            # Of the kinds that accelerate knows this is the one of any accelerator: DDP on one device a process.
+            return backend or _GROUP, state.DistributedType.MULTI_GPU
+
+        return prepare
+
+    def setting_device(original: Callable[[Any], None]) -> Callable[[Any], None]:
+        def set_device(self: Any) -> None:
+            if self.backend is not None and _is_chosen() and not self._cpu:
+                self.device = ordinal.device
+            else:
+                original(self)
+
+        return set_device
+
+    _patches.wrap(state.PartialState, "_prepare_backend", preparing)
+    _patches.wrap(state.PartialState, "set_device", setting_device)
+
+
+def _is_chosen() -> bool:
+    """True where accelerate is to take this device, by a choice of ours or by its own variable."""
+    return choice.takes(asked_for_cpu=False) or foreign_variable("ACCELERATE_TORCH_DEVICE").startswith("ltc")
+
 
 def _training_arguments(module: ModuleType) -> None:
     owner: Any = module.TrainingArguments
@@ -58,8 +89,8 @@ def _training_arguments(module: ModuleType) -> None:
         if device.type in ("cpu", "cuda") and choice.takes(asked_for_cpu=self.use_cpu):
             # Several GPUs would be used with replicas of the model.
             self._n_gpu = min(self._n_gpu, 1)
-            return DEVICE
-        if device.type != DEVICE.type and not self.use_cpu:
+            return ordinal.device
+        if device.type != ordinal.device.type and not self.use_cpu:
             choice.tell("transformers.Trainer", device)
         return device
 
@@ -79,9 +110,10 @@ def _device_map(module: ModuleType) -> None:
     def choosing(original: Callable[..., Any]) -> Callable[..., Any]:
         def device_map_of(model: Any, device_map: Any, *args: Any, **kwargs: Any) -> Any:
             if isinstance(device_map, str) and choice.takes(asked_for_cpu=False):
-                return {"": DEVICE}
+                return {"": ordinal.device}
             chosen = original(model, device_map, *args, **kwargs)
-            if isinstance(device_map, str) and DEVICE.type not in {str(one).split(":")[0] for one in chosen.values()}:
+            kinds = {str(one).split(":")[0] for one in chosen.values()}
+            if isinstance(device_map, str) and ordinal.device.type not in kinds:
                 choice.tell(f"device_map={device_map!r}", next(iter(chosen.values()), "cpu"))
             return chosen
 
@@ -95,9 +127,9 @@ def _pipeline(module: ModuleType) -> None:
         def create(self: Any, model: Any, *args: Any, device: Any = None, **kwargs: Any) -> None:
             free = device is None and getattr(model, "hf_device_map", None) is None
             if free and choice.takes(asked_for_cpu=False):
-                device = DEVICE
+                device = ordinal.device
             original(self, model, *args, device=device, **kwargs)
-            if free and self.device.type != DEVICE.type:
+            if free and self.device.type != ordinal.device.type:
                 choice.tell("transformers.pipeline", self.device)
 
         return create

@@ -1,4 +1,4 @@
-"""Lightning: `Trainer(accelerator="ltc")` and `Fabric(accelerator="ltc")`, with mixed precision.
+"""Lightning: `Trainer(accelerator="ltc")` and `Fabric(accelerator="ltc")`, with mixed precision and DDP.
 
 The accelerator is in Lightning's registry. What goes with an accelerator, the strategy for one device and the plug-in
 for mixed precision, Lightning chooses by the names of those that it knows: there the choice is made here.
@@ -12,9 +12,11 @@ from typing import Any
 
 import torch
 
-from torch_ltc.libraries.choice import DEVICE, choice
+from torch_ltc.libraries.choice import choice
 from torch_ltc.libraries.imports import when_imported
+from torch_ltc.native.library import extension
 from torch_ltc.pytorch.patches import Patches
+from torch_ltc.record.ordinal import ordinal
 
 __all__ = ["adapt"]
 
@@ -26,14 +28,21 @@ _CONNECTORS = {
     "lightning.fabric.connector": "_Connector",
     "lightning_fabric.connector": "_Connector",
 }
+_DDP = {
+    "lightning.pytorch.strategies.ddp": "determine_ddp_device_ids",
+    "pytorch_lightning.strategies.ddp": "determine_ddp_device_ids",
+    "lightning.fabric.strategies.ddp": "_determine_ddp_device_ids",
+    "lightning_fabric.strategies.ddp": "_determine_ddp_device_ids",
+}
 _patches = Patches()
 
 
-class _OneDevice:
+class _LazyDevice:
     """What Lightning asks of an accelerator; a base class beside Lightning's own."""
 
     def setup_device(self, device: torch.device) -> None:
-        """Nothing to do: there is one device."""
+        """Take the device of this process, which Lightning has started for it."""
+        torch.get_device_module(NAME).set_device(device)
 
     def teardown(self) -> None:
         """Nothing to do."""
@@ -45,20 +54,22 @@ class _OneDevice:
 
     @staticmethod
     def parse_devices(devices: Any) -> list[int]:
-        """The number of the one device, in a list."""
-        if devices not in (1, "1", "auto", -1, "-1", [0], "0,"):
-            raise ValueError(f"there is one device, ltc:0; got devices={devices!r}")
-        return [0]
+        """The numbers of the devices, each for a process of its own."""
+        if devices in ("auto", -1, "-1"):
+            return list(range(ordinal.count))
+        if isinstance(devices, int) or (isinstance(devices, str) and devices.isdigit()):
+            return list(range(int(devices)))
+        return [int(one) for one in (devices.split(",") if isinstance(devices, str) else devices) if str(one).strip()]
 
     @staticmethod
     def get_parallel_devices(devices: list[int]) -> list[torch.device]:
-        """The device, in a list."""
-        return [torch.device(NAME, number) for number in devices]
+        """The devices. Without the extension each process has its own under the number 0."""
+        return [torch.device(NAME, number if extension is not None else 0) for number in devices]
 
     @staticmethod
     def auto_device_count() -> int:
-        """There is one device."""
-        return 1
+        """The number of devices of the machine."""
+        return ordinal.count
 
     @staticmethod
     def is_available() -> bool:
@@ -75,20 +86,33 @@ def adapt() -> None:
     """Register with Lightning when it is imported."""
     for name, owner in _CONNECTORS.items():
         when_imported(name, lambda module, owner=owner: _register(module, owner))  # type: ignore[misc]
+    for name, method in _DDP.items():
+        when_imported(name, lambda module, method=method: _patches.wrap(module.DDPStrategy, method, _numbering))  # type: ignore[misc]
+
+
+def _numbering(original: Callable[[Any], list[int] | None]) -> Callable[[Any], list[int] | None]:
+    """DDP of one device a process needs no numbers; for numbers Lightning makes a stream of CUDA's."""
+
+    def device_ids(self: Any) -> list[int] | None:
+        return None if self.root_device.type == NAME else original(self)
+
+    return device_ids
 
 
 def _register(connector: ModuleType, name: str) -> None:
     names = vars(connector)
     owner: Any = names[name]
-    kind = type("LtcAccelerator", (_OneDevice, connector.Accelerator), {"__doc__": "The lazy device `ltc`."})
+    kind = type("LtcAccelerator", (_LazyDevice, connector.Accelerator), {"__doc__": "The lazy device `ltc`."})
     accelerators: Any = names.get("AcceleratorRegistry", names.get("ACCELERATOR_REGISTRY"))
     accelerators.register(NAME, kind, description="the lazy device of torch_ltc")
     strategies: Any = names.get("StrategyRegistry", names.get("STRATEGY_REGISTRY"))
-    strategies.register(NAME, connector.SingleDeviceStrategy, description="one lazy device", device=DEVICE)
+    strategies.register(NAME, connector.SingleDeviceStrategy, description="one lazy device", device=ordinal.device)
 
     def choosing_strategy(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def choose(self: Any) -> Any:
-            return connector.SingleDeviceStrategy(device=DEVICE) if _is_ours(self) else original(self)
+            if not _is_ours(self) or self._num_nodes_flag > 1 or len(self._parallel_devices) > 1:
+                return original(self)
+            return connector.SingleDeviceStrategy(device=ordinal.device)
 
         return choose
 

@@ -6,6 +6,8 @@
 
 #include <algorithm>
 
+#include "device.h"
+
 namespace torch_ltc {
 
 bool is_number(const c10::IValue& value, Number type) {
@@ -72,7 +74,7 @@ bool is_device(const c10::IValue& value, bool named) {
     return false;
   }
   const c10::Device device = value.toDevice();
-  return device.type() == c10::DeviceType::PrivateUse1 && device.index() <= 0;
+  return device.type() == kType && is_own(device.index());
 }
 
 bool is_tried(const Node& node, const Numbers& numbers) {

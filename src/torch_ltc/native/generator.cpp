@@ -66,6 +66,7 @@ struct UserGenerator final : c10::GeneratorImpl {
 struct DefaultGenerator final : c10::GeneratorImpl {
   DefaultGenerator() : c10::GeneratorImpl(lazy_device(), device_keys()) {}
 
+  void place() { device_ = lazy_device(); }
   void set_current_seed(uint64_t seed) override { call<void>("manual_seed", seed); }
   void set_offset(uint64_t) override { TORCH_CHECK(false, "the generator of ltc has no offset"); }
   uint64_t get_offset() const override { return 0; }
@@ -116,6 +117,10 @@ const at::Generator& default_generator() {
   // Never destroyed: PyTorch may ask for it while the process ends.
   static const auto& generator = *new at::Generator(at::make_generator<DefaultGenerator>());
   return generator;
+}
+
+void place_default_generator() {
+  static_cast<DefaultGenerator*>(default_generator().unsafeGetGeneratorImpl())->place();
 }
 
 void bind_generator(py::module_& module) {

@@ -1,5 +1,5 @@
-// The device guard: PyTorch holds one around every call on a tensor of the device. There is one device with one stream,
-// so that nothing is ever switched.
+// The device guard: PyTorch holds one around every call on a tensor of the device. A process has one device with one
+// stream, so that nothing is ever switched.
 
 #include <c10/core/DeviceCapability.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
@@ -15,8 +15,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::Device exchangeDevice(c10::Device) const override { return lazy_device(); }
   c10::Device getDevice() const override { return lazy_device(); }
   void setDevice(c10::Device chosen) const override {
-    TORCH_CHECK(
-        chosen.type() == kType && chosen.index() <= 0, "there is no device " + chosen.str() + ": torch_ltc has one device, ltc:0");
+    TORCH_CHECK(chosen.type() == kType && is_own(chosen.index()), no_device(chosen.index()));
   }
   void uncheckedSetDevice(c10::Device) const noexcept override {}
   c10::Stream getStream(c10::Device) const override { return stream(); }
@@ -24,7 +23,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::Stream getStreamFromGlobalPool(c10::Device, bool) const override { return stream(); }
   c10::Stream getNewStream(c10::Device, int) const override { return stream(); }
   c10::Stream exchangeStream(c10::Stream) const override { return stream(); }
-  c10::DeviceIndex deviceCount() const noexcept override { return 1; }
+  c10::DeviceIndex deviceCount() const noexcept override { return index_count; }
   // Kernels are the physical device's: every dtype is there.
   c10::DeviceCapability getDeviceCapability(c10::Device) const override { return {}; }
 

@@ -62,14 +62,14 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   bool isAvailable() const override { return true; }
   bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
   void init() const override {}
-  c10::DeviceIndex deviceCount() const override { return 1; }
+  c10::DeviceIndex deviceCount() const override { return index_count; }
   void setCurrentDevice(c10::DeviceIndex index) const override { check(index); }
-  c10::DeviceIndex getCurrentDevice() const override { return 0; }
+  c10::DeviceIndex getCurrentDevice() const override { return own_index; }
   c10::DeviceIndex exchangeDevice(c10::DeviceIndex index) const override {
     check(index);
-    return 0;
+    return own_index;
   }
-  c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex) const override { return 0; }
+  c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex) const override { return own_index; }
   c10::Device getDeviceFromPtr(void*) const override { return lazy_device(); }
   const at::Generator& getDefaultGenerator(c10::DeviceIndex index) const override {
     check(index);
@@ -89,16 +89,22 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   }
 
  private:
-  static void check(c10::DeviceIndex index) {
-    // One string: a stream of this library may be of another C++ runtime than PyTorch's, and end the process.
-    TORCH_CHECK(index <= 0, "there is no device ltc:" + std::to_string(index) + ": torch_ltc has one device, ltc:0");
-  }
+  static void check(c10::DeviceIndex index) { TORCH_CHECK(is_own(index), no_device(index)); }
   static const at::AcceleratorHooksInterface& physical_hooks() {
     return at::globalContext().getAcceleratorHooksInterface(physical_device().type());
   }
 };
 
 }  // namespace
+
+std::atomic<c10::DeviceIndex> own_index{0};
+std::atomic<c10::DeviceIndex> index_count{1};
+
+// One string: a stream of this library may be of another C++ runtime than PyTorch's, and end the process.
+std::string no_device(c10::DeviceIndex index) {
+  return "there is no device ltc:" + std::to_string(index) + ": torch_ltc has one device, ltc:" +
+      std::to_string(own_index.load()) + ", in each process";
+}
 
 c10::Device physical_device() {
   const uint32_t packed = physical.load(std::memory_order_relaxed);
@@ -123,6 +129,14 @@ void bind_hooks(py::module_& module) {
         physical = static_cast<uint32_t>(device.type()) << 8 | static_cast<uint32_t>(device.index() + 1);
       },
       py::arg("name"), "Say which device programs run on.");
+  module.def(
+      "set_ordinal",
+      [](int index, int count) {
+        own_index = static_cast<c10::DeviceIndex>(index);
+        index_count = static_cast<c10::DeviceIndex>(count);
+        place_default_generator();
+      },
+      py::arg("index"), py::arg("count"), "Say which of the machine's devices is this process's.");
 }
 
 }  // namespace torch_ltc

@@ -14,7 +14,7 @@ from torch._C._distributed_c10d import ProcessGroup, ReduceOp, Work
 from torch_ltc.pytorch.private import all_schemas
 
 __all__ = ["PREMULTIPLIED_SUM", "ProcessGroup", "box_work", "collective_schemas", "make_group", "make_nccl"]
-__all__ += ["backend_of", "group_store", "reduction_of", "register_backend", "unbox_group", "unbox_work"]
+__all__ += ["backend_of", "group_store", "has_cpu", "reduction_of", "register_backend", "unbox_group", "unbox_work"]
 
 register_backend: Callable[..., None] = dist.Backend.register_backend
 # The objects of C++ that operators take and return, and the Python objects that stand for them.
@@ -50,9 +50,10 @@ def make_group(rank: int, size: int, backend: Any, devices: tuple[str, ...]) -> 
     """A group of one backend, for tensors of these devices."""
     group = _make_group(rank, size)
     kind = ProcessGroup.BackendType.NCCL if "cpu" not in devices else ProcessGroup.BackendType.GLOO
+    # First: PyTorch warns of a group without one when a backend is registered.
+    group._set_default_backend(kind)
     for device in devices:
         group._register_backend(torch.device(device), kind, backend)
-    group._set_default_backend(kind)
     made: ProcessGroup = group
     return made
 
@@ -68,6 +69,12 @@ def group_store(group: ProcessGroup) -> Any:
     """The store that the ranks of a group share."""
     typed: Any = group
     return typed.get_group_store()
+
+
+def has_cpu(group: ProcessGroup) -> bool:
+    """True for a group that has a backend for tensors of the CPU."""
+    typed: Any = group
+    return any(device.type == "cpu" for device in typed._device_types)
 
 
 def backend_of(group: ProcessGroup) -> Any:

@@ -206,14 +206,14 @@ _GROUPS = "`torch.distributed` on the device"
 table.add(
     *(Interface(f"torch._C._distributed_c10d.{name}", why, _GROUPS, _BINDING, check=check) for name, why, check in (
         ("ProcessGroup", "groups of the physical device", lambda kind: all(hasattr(kind, name) for name in (
-            "boxed", "unbox", "_get_backend", "_register_backend", "_set_default_backend"))),
+            "boxed", "unbox", "_get_backend", "_register_backend", "_set_default_backend", "_device_types"))),
         ("Work", "handles of collectives", lambda kind: hasattr(kind, "boxed") and hasattr(kind, "unbox")),
         ("ReduceOp", "kinds of reductions", lambda kind: int(kind.RedOpType.PREMUL_SUM) > 0),
         ("_create_work_from_future", "handles of recorded collectives", callable))),
     Interface("torch.distributed.Backend.register_backend", "the backend's name", _GROUPS, _EXPERIMENTAL),
     *(Interface(f"torch.ops.c10d.{name}.default", "runs a collective of the physical device", _GROUPS, _BINDING)
       for name in ("allreduce_", "broadcast_", "allgather_", "_allgather_base_", "_reduce_scatter_base_", "send",
-                   "recv_")),
+                   "recv_", "barrier")),
 )
 
 # ---- registrations ------------------------------------------------------------------------------------------------

@@ -45,6 +45,7 @@ from torch_ltc.record.forward_lines import ForwardLines
 from torch_ltc.record.native_nodes import link_input
 from torch_ltc.record.operands import CallOperands, make_operands
 from torch_ltc.record.operator import DEFAULT, Kind, Operator
+from torch_ltc.record.ordinal import ordinal
 from torch_ltc.record.path_values import PathValues
 from torch_ltc.record.pending_state import PendingState
 from torch_ltc.record.result_specs import cache_result_specs
@@ -102,7 +103,7 @@ def device_mismatch(tensor: torch.Tensor, operator: Operator | None) -> DeviceMi
     what = operator.name if operator is not None else "an operation"
     return DeviceMismatchError(
         "Expected all tensors to be on the same device, but found at least two devices, "
-        f"ltc:0 and {tensor.device}! (in {what})",
+        f"{ordinal.device} and {tensor.device}! (in {what})",
         source=str(current_source()),
         hint="move the tensor with .to('ltc')",
     )
@@ -383,10 +384,8 @@ class Recorder(_State):
         """The key part for a device argument, which can only name the one device there is."""
         if value is None:
             return False
-        if value.type != "ltc" or value.index not in (None, 0):
-            raise DeviceMismatchError(
-                f"there is no device {value} here: torch_ltc has one device, ltc:0", hint="use device='ltc'"
-            )
+        if value.type != "ltc" or not ordinal.is_own(value.index):
+            raise DeviceMismatchError(ordinal.refusal(value), hint="use device='ltc'")
         return True
 
     def scalar(self, value: Any) -> type:

@@ -346,3 +346,48 @@ def test_results_of_a_replay_stay_when_an_execution_has_lost_an_input(graphs: St
         held.append(_shifted(torch.full((3,), float(number)).to("ltc")))
         torch_ltc.sync()
     assert [y.tolist() for y in held] == [[2.0 * number + 1] * 3 for number in range(12)]
+
+
+def test_inputs_and_results_whose_elements_share_memory_are_captured(
+    graphs: StandInGraphs, seen: list[CaptureEvent | ExecuteEvent]
+) -> None:
+    kept, expected = [], []
+    for step in range(10):
+        row = torch.tensor([[float(step)]]).to("ltc").expand(3, 4)
+        torch_ltc.sync()
+        made = (row + 1).sum(0, keepdim=True)
+        wide = made[:, :1].expand(3, 4)
+        torch_ltc.sync()
+        kept.append(wide)
+        expected.append([[3.0 * (step + 1)] * 4] * 3)
+    assert [wide.tolist() for wide in kept] == expected
+    assert graphs.captures
+    assert not any(event.refusal for event in captures(seen))
+
+
+def test_calls_of_solvers_are_never_captured(graphs: StandInGraphs, seen: list[CaptureEvent | ExecuteEvent]) -> None:
+    graphs.refused = frozenset({"aten::linalg_cholesky_ex", "aten::_linalg_eigh"})
+    plain = torch.eye(3) * 4
+    x = plain.to("ltc")
+    for _ in range(8):
+        factor = torch.linalg.cholesky_ex(x + 1).L * 2
+        values = torch.linalg.eigh(factor @ factor.mT).eigenvalues + 1
+        expected = torch.linalg.cholesky_ex(plain + 1).L * 2
+        assert torch.equal(values.cpu(), torch.linalg.eigh(expected @ expected.mT).eigenvalues + 1)
+    # The first attempt succeeds: nothing had to fail in order to be left out.
+    assert [(event.graphs, event.refusal) for event in captures(seen)] == [(3, "")]
+    assert graphs.captures == 3
+    assert "2 calls between graphs" in captures(seen)[0].text
+
+
+def test_a_slot_that_cannot_be_made_does_not_fail_the_step(
+    graphs: StandInGraphs, seen: list[CaptureEvent | ExecuteEvent], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(self: Any, tensors: Any) -> None:
+        raise RuntimeError("no such slot")
+
+    monkeypatch.setattr(captured_program._Slot, "load", load)
+    for step in range(8):
+        x = torch.full((3,), float(step)).to("ltc")
+        assert (x * 2 + 1).tolist() == [2.0 * step + 1] * 3
+    assert [event.refusal for event in captures(seen)] == ["RuntimeError: no such slot"]

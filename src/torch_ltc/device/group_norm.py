@@ -1,7 +1,8 @@
-"""Group normalization of images in channels_last: on the CPU its gradient keeps the format.
+"""Group normalization of images in channels_last: on the CPU it keeps the format, on CUDA it is row-major.
 
 Autograd's formula makes gradient and input row-major for every device but the CPU: the gradient would have other
-strides than eager's, and other last bits.
+strides than eager's, and other last bits. PyTorch's composition takes this device for one that keeps the format, and
+kernels of CUDA refuse it.
 """
 
 from __future__ import annotations
@@ -29,11 +30,19 @@ def group_norm(
     cudnn_enabled: bool = True,
 ) -> Any:
     """Autograd's kernel of `aten::group_norm`."""
+    if settings.device_type != "cpu":
+        return row_major_group_norm(input, num_groups, weight, bias, eps, cudnn_enabled)
     if not _keeps_format(input) or not _are_usual(input, num_groups, weight, bias):
         return composed(aten.group_norm.default, input, num_groups, weight, bias, eps, cudnn_enabled)
     sizes = (input.size(0), input.size(1), math.prod(input.shape[2:]), num_groups)
     given = [None if tensor is None else tensor.contiguous() for tensor in (weight, bias)]
     return _apply(input, *given, *sizes, eps)[0]
+
+
+def row_major_group_norm(input: torch.Tensor, *rest: Any) -> Any:
+    """Kernel of `aten::group_norm` without autograd, and of CUDA with it."""
+    given = input if settings.device_type == "cpu" else input.contiguous()
+    return composed(aten.group_norm.default, given, *rest)
 
 
 def _keeps_format(input: torch.Tensor) -> bool:
@@ -42,7 +51,7 @@ def _keeps_format(input: torch.Tensor) -> bool:
     if memory_format is None or input.is_contiguous() or not input.is_contiguous(memory_format=memory_format):
         return False
     watched = dispatch_modes() or function_transforms() or forward_ad._current_level >= 0
-    return torch.is_grad_enabled() and not watched and settings.device_type == "cpu"
+    return torch.is_grad_enabled() and not watched
 
 
 def _are_usual(input: torch.Tensor, num_groups: int, *others: torch.Tensor | None) -> bool:
@@ -91,3 +100,4 @@ def _differentiable(ctx: Any, inputs: tuple[Any, ...], grads: tuple[Any, ...]) -
 
 _apply: Any = _GroupNorm.apply
 AUTOGRAD: dict[str, Kernel] = {"aten::group_norm": group_norm}
+COMPOSED: dict[str, Kernel] = {"aten::group_norm": row_major_group_norm}

@@ -201,6 +201,8 @@ def register_kernels() -> None:
         _implement(aten, name, kernel)
     for name, kernel in group_norm.AUTOGRAD.items():
         aten.impl(name, "AutogradPrivateUse1", kernel, False)
+    for name, kernel in group_norm.COMPOSED.items():
+        aten.impl(name, "PrivateUse1", kernel, False)
     # What the kernels in C++ leave to Python has a key that no tensor has.
     for name, kernel in composite_ops.AUTOGRAD.items():
         aten.impl(name, "AutogradPrivateUse1" if native is None else "AutogradPrivateUse2", kernel, False)

@@ -48,7 +48,8 @@ def random_kernel(op: OpOverload) -> Kernel:
         if not fills:
             return run_eagerly(operator, values, "it draws from a generator of the caller's")
         target: Any = values[0]
-        drawn = torch.empty_strided(target.size(), target.stride(), dtype=target.dtype)
+        generator: Any = values[operator.generator_position]
+        drawn = torch.empty_strided(target.size(), target.stride(), dtype=target.dtype, device=generator.device)
         op(drawn, *args[1:], **kwargs)
         return copy_(target, drawn)
 

@@ -47,6 +47,15 @@ _MOST_GRAPHS = 64
 # graphs were dropped is left alone, each time that many more.
 _MOST_ATTEMPTS = 3
 _LEFT_ALONE = 16
+# Libraries of linear algebra wait for the device, and what a failed capture leaves in their handles fails later calls.
+_SOLVING = (
+    "_linalg_check_errors _linalg_det _linalg_eigh _linalg_eigvals _linalg_slogdet _linalg_solve_ex _linalg_svd "
+    "cholesky cholesky_inverse cholesky_solve geqrf linalg_cholesky_ex linalg_eig linalg_eigvals "
+    "linalg_householder_product linalg_inv_ex linalg_ldl_factor_ex linalg_ldl_solve linalg_lstsq linalg_lu "
+    "linalg_lu_factor linalg_lu_factor_ex linalg_lu_solve linalg_matrix_exp linalg_qr linalg_solve_triangular "
+    "ormqr triangular_solve"
+)
+_SOLVERS = frozenset(f"aten::{name}" for name in _SOLVING.split())
 
 
 _by_device: dict[str, Graphs] = {"cuda": CudaGraphs()}
@@ -55,6 +64,11 @@ _by_device: dict[str, Graphs] = {"cuda": CudaGraphs()}
 def graphs_of(device: torch.device) -> Graphs | None:
     """The device's graphs, if it has any."""
     return _by_device.get(device.type)
+
+
+def _solves(call: Call) -> bool:
+    """True for a call of a library of linear algebra."""
+    return call.name.partition(".")[0] in _SOLVERS
 
 
 @dataclass(slots=True)
@@ -182,6 +196,10 @@ class Capture:
             if talking:
                 self._refuse("compiled code cannot be captured around calls that talk to other ranks", talking[0])
                 return None
+            solving = next(filter(_solves, program.calls), None)
+            if solving is not None:
+                self._refuse("compiled code cannot be captured around calls that wait for the device", solving)
+                return None
             made = CapturedFunction(program, self._written, computation, self._graphs, self._watched.moving)
         else:
             if any(call.layout.copied is None for call in program.calls):
@@ -189,7 +207,7 @@ class Capture:
                 return None
             direct = self._direct | users_of(program, self._watched.varying)
             # Ranks wait for each other on the host, and may not capture at the same step.
-            direct |= {i for i, call in enumerate(program.calls) if is_collective(call.op)}
+            direct |= {i for i, call in enumerate(program.calls) if is_collective(call.op) or _solves(call)}
             segments = segments_of(program.calls, direct)
             graphs = sum(not segment.direct for segment in segments)
             if not 0 < graphs <= _MOST_GRAPHS:

@@ -86,7 +86,9 @@ class _Slot:
             view.set_(self._bytes.untyped_storage(), spec.offset, spec.size, spec.stride)
             view = conj_view(view) if spec.conj else view
             self.views[position] = neg_view(view) if spec.neg else view
-        self._single = self.views[positions[0]] if len(positions) == 1 else None
+        # One whose elements share memory is copied as bytes: it cannot be written to.
+        single = len(positions) == 1 and not specs[positions[0]].overlaps_itself()
+        self._single = self.views[positions[0]] if single else None
 
     def load(self, tensors: Sequence[Any]) -> None:
         """Copy the input into the slot."""
@@ -154,12 +156,29 @@ class CapturedProgram:
             data = None if buffer is None else buffer.data
             if buffer is not None and data is not None and id(data) in self._own:
                 assert isinstance(data, torch.Tensor)
-                kept = torch.empty_strided(data.size(), data.stride(), dtype=data.dtype, device=data.device)
-                buffer.data = kept.copy_(data)
+                buffer.data = _copied(data)
 
     def first_run(self, arguments: Arguments) -> Outcome | None:
         """Capture, and run the program once on the way. None when nothing has run."""
         tensors: list[Any] = arguments.inputs
+        try:
+            static = self._prepare(tensors)
+        except Exception as error:
+            self.failure = _CannotCapture(None, error)
+            make_room(error)
+            return None
+        outcome = self._capture(static, arguments)
+        if outcome is not None:
+            if all(number != 0 for number in arguments.scalars):
+                self._numbers = list(arguments.scalars)
+            for slot in self._written:
+                slot.store(tensors)
+            self.outputs = list(outcome.results)
+            self._own = {id(result) for result in self.outputs}
+        return outcome
+
+    def _prepare(self, tensors: list[Any]) -> list[Any]:
+        """The inputs that the graphs read: where they are, or loaded into slots."""
         program = self._program
         by_buffer: dict[int, list[int]] = {}
         for position, instruction in enumerate(program.inputs):
@@ -180,15 +199,7 @@ class CapturedProgram:
         self._addresses = Addresses(tensors, self._fixed_positions)
         for slot in self._slots:
             slot.load(tensors)
-        outcome = self._capture(static, arguments)
-        if outcome is not None:
-            if all(number != 0 for number in arguments.scalars):
-                self._numbers = list(arguments.scalars)
-            for slot in self._written:
-                slot.store(tensors)
-            self.outputs = list(outcome.results)
-            self._own = {id(result) for result in self.outputs}
-        return outcome
+        return static
 
     def replay(self, arguments: Arguments) -> Outcome:
         """Run the program once."""
@@ -363,6 +374,16 @@ class CapturedCalls(CapturedProgram):
                 results = segment.run(arguments)
                 for number, memory in segment.made.items():
                     memory.copy_(results[number])
+
+
+def _copied(data: torch.Tensor) -> torch.Tensor:
+    """The same values at the same strides, in memory of their own."""
+    if any(size > 1 and stride == 0 for size, stride in zip(data.size(), data.stride(), strict=True)):
+        # Elements that share memory cannot be written to one by one.
+        storage = data.untyped_storage().clone()
+        whole = torch.empty(0, dtype=data.dtype, device=data.device)
+        return whole.set_(storage, data.storage_offset(), data.size(), data.stride())
+    return torch.empty_strided(data.size(), data.stride(), dtype=data.dtype, device=data.device).copy_(data)
 
 
 def _prepared(call: Call, value_of: Lookup, arguments: Arguments) -> Callable[[Arguments], dict[int, Any]]:

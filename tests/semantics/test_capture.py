@@ -23,6 +23,7 @@ from torch_ltc.execute import capture, captured_program
 from torch_ltc.execute.graph_cache import graph_cache
 from torch_ltc.lowering.interface import Arguments
 from torch_ltc.program.instruction import Call
+from torch_ltc.testing import conformance
 
 
 @pytest.fixture
@@ -391,3 +392,33 @@ def test_a_slot_that_cannot_be_made_does_not_fail_the_step(
         x = torch.full((3,), float(step)).to("ltc")
         assert (x * 2 + 1).tolist() == [2.0 * step + 1] * 3
     assert [event.refusal for event in captures(seen)] == ["RuntimeError: no such slot"]
+
+
+def test_captured_programs_pass_the_cases_of_the_conformance_suite(graphs: StandInGraphs) -> None:
+    with settings.scope(cuda_graphs="always"):
+        report = conformance("interpreter", semantics_only=True, quick=True, jobs=0)
+    # A graph of a device raises no errors that depend on data, as the stand-in does.
+    wrong = {result.unit.case for result in report if result.failures}
+    assert wrong <= {"error_in_the_middle", "error_and_writes"}, report.text()
+    assert graphs.captures > 50
+
+
+def test_a_program_that_resizes_memory_is_left_alone(
+    graphs: StandInGraphs, seen: list[CaptureEvent | ExecuteEvent]
+) -> None:
+    for _ in range(8):
+        out = torch.empty(0).to("ltc")
+        torch.ltc.manual_seed(5)
+        torch.randn(3, out=out)
+        torch.manual_seed(5)
+        assert torch.equal(out.cpu(), torch.randn(3))
+    assert [event.refusal.partition(": ")[2] for event in captures(seen)] == [
+        "it may move memory from outside to another place"
+    ]
+
+
+def test_a_program_without_calls_is_run(graphs: StandInGraphs) -> None:
+    with settings.scope(cuda_graphs="always"):
+        for _ in range(4):
+            assert torch.arange(3.0).to("ltc").view(3, 1).tolist() == [[0.0], [1.0], [2.0]]
+            assert torch.eye(3).to("ltc").to_sparse().to_dense().tolist() == torch.eye(3).tolist()

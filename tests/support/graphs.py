@@ -11,6 +11,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from torch_ltc.program.instruction import written_positions
+
 
 class _TakesDown(TorchDispatchMode):
     def __init__(self, refused: frozenset[str]) -> None:
@@ -24,7 +26,7 @@ class _TakesDown(TorchDispatchMode):
             raise RuntimeError("operation not permitted when stream is capturing")
         named = kwargs or {}
         for position, argument in enumerate(func._schema.arguments):
-            if argument.alias_info is not None and argument.alias_info.is_write:
+            if position in written_positions(func):
                 value = args[position] if position < len(args) else named.get(argument.name)
                 for tensor in tree_leaves(value):
                     self._save(tensor)
@@ -39,6 +41,7 @@ class _TakesDown(TorchDispatchMode):
 
     def undo(self) -> None:
         for storage, value in self._saved.values():
+            storage.resize_(value.nbytes())
             storage.copy_(value)
 
 

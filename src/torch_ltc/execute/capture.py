@@ -31,6 +31,7 @@ from torch_ltc.lowering.interface import Arguments, Computation, Outcome
 from torch_ltc.lowering.lower import same_number
 from torch_ltc.lowering.out_of_memory import make_room
 from torch_ltc.program.collectives import collectives_of, is_collective
+from torch_ltc.program.effects import may_fail
 from torch_ltc.program.instruction import Call, Program
 from torch_ltc.pytorch.private import data_pointer
 from torch_ltc.record.buffer import Buffer
@@ -49,13 +50,19 @@ _MOST_ATTEMPTS = 3
 _LEFT_ALONE = 16
 # Libraries of linear algebra wait for the device, and what a failed capture leaves in their handles fails later calls.
 _SOLVING = (
-    "_linalg_check_errors _linalg_det _linalg_eigh _linalg_eigvals _linalg_slogdet _linalg_solve_ex _linalg_svd "
+    "_linalg_det _linalg_eigh _linalg_eigvals _linalg_slogdet _linalg_solve_ex _linalg_svd "
     "cholesky cholesky_inverse cholesky_solve geqrf linalg_cholesky_ex linalg_eig linalg_eigvals "
     "linalg_householder_product linalg_inv_ex linalg_ldl_factor_ex linalg_ldl_solve linalg_lstsq linalg_lu "
     "linalg_lu_factor linalg_lu_factor_ex linalg_lu_solve linalg_matrix_exp linalg_qr linalg_solve_triangular "
     "ormqr triangular_solve"
 )
 _SOLVERS = frozenset(f"aten::{name}" for name in _SOLVING.split())
+_UNFIT = {
+    "aten::_linalg_check_errors": "it reads data on the host, and may raise an error",
+    "aten::resize_": "it may move memory from outside to another place",
+    "aten::resize_as_": "it may move memory from outside to another place",
+}
+"""Operators whose programs are left alone, with the reason."""
 
 
 _by_device: dict[str, Graphs] = {"cuda": CudaGraphs()}
@@ -186,6 +193,11 @@ class Capture:
             return None
         self._captures += 1
         program = self._program
+        for call in program.calls:
+            reason = _UNFIT.get(call.name.partition(".")[0])
+            if reason is not None:
+                self._refuse(reason, call)
+                return None
         made: CapturedProgram
         if isinstance(computation, FunctionalComputation):
             if self._watched.varying:
@@ -210,6 +222,8 @@ class Capture:
             direct |= {i for i, call in enumerate(program.calls) if is_collective(call.op) or _solves(call)}
             segments = segments_of(program.calls, direct)
             graphs = sum(not segment.direct for segment in segments)
+            if not segments:
+                return None
             if not 0 < graphs <= _MOST_GRAPHS:
                 first = program.calls[min(direct)]
                 what = "all of its calls" if not graphs else f"calls between {graphs} graphs"
@@ -226,11 +240,14 @@ class Capture:
             self._attempts += 1
             if self._attempts == _MOST_ATTEMPTS:
                 self._refuse("there is no memory for its graphs")
-        elif made.failure.call is None or isinstance(computation, FunctionalComputation):
+        elif (
+            (failed := made.failure.call) is None or isinstance(computation, FunctionalComputation) or may_fail(failed)
+        ):
+            # Between graphs a call may not fail: what depends on it could not be told from the rest.
             self._refuse(str(made.failure), made.failure.call)
         else:
             # Next time it runs between the graphs.
-            self._direct.add(program.calls.index(made.failure.call))
+            self._direct.add(program.calls.index(failed))
         return outcome
 
     def _first_with_a_changing_number(self) -> Call | None:

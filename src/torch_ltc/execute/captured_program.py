@@ -167,12 +167,16 @@ class CapturedProgram:
             self.failure = _CannotCapture(None, error)
             make_room(error)
             return None
-        outcome = self._capture(static, arguments)
+        outcome = None
+        try:
+            outcome = self._capture(static, arguments)
+        finally:
+            # What ran before an error has happened; where nothing has run, they hold what they were loaded with.
+            for slot in self._written:
+                slot.store(tensors)
         if outcome is not None:
             if all(number != 0 for number in arguments.scalars):
                 self._numbers = list(arguments.scalars)
-            for slot in self._written:
-                slot.store(tensors)
             self.outputs = list(outcome.results)
             self._own = {id(result) for result in self.outputs}
         return outcome
@@ -206,9 +210,11 @@ class CapturedProgram:
         tensors: list[Any] = arguments.inputs
         for slot in self._slots:
             slot.load(tensors)
-        self._launch(arguments)
-        for slot in self._written:
-            slot.store(tensors)
+        try:
+            self._launch(arguments)
+        finally:
+            for slot in self._written:
+                slot.store(tensors)
         return Outcome(list(self.outputs))
 
     def _capture(self, inputs: list[Any], arguments: Arguments) -> Outcome | None:
@@ -318,8 +324,11 @@ class CapturedCalls(CapturedProgram):
             if self.failure is not None or segment.direct:
                 for call in segment.calls:
                     self._run_now(segment, call, values, arguments)
-            else:
-                self._capture_segment(segment, values, kept, arguments)
+            elif not self._capture_segment(segment, values, kept, arguments):
+                if segment is self._segments[0]:
+                    return None
+                for call in segment.calls:
+                    values.update(run_call(call, values.__getitem__, arguments))
         if self.failure is None:
             self._values = {number: values[number] for number in kept}
             used = {slot for s in self._segments if not s.direct for call in s.calls for slot in _slots_of(call)}
@@ -336,7 +345,8 @@ class CapturedCalls(CapturedProgram):
             segment.made = {n: result for n, result in results.items() if kinds[n].kind is ReturnKind.FRESH}
         values.update(results)
 
-    def _capture_segment(self, segment: _Segment, values: dict[int, Any], kept: set[int], arguments: Arguments) -> None:
+    def _capture_segment(self, segment: _Segment, values: dict[int, Any], kept: set[int], arguments: Arguments) -> bool:
+        """Capture calls and run them; False when they could not be captured, and have not run."""
         before = dict(values)
         failed: list[Call] = []
 
@@ -360,11 +370,10 @@ class CapturedCalls(CapturedProgram):
             values.clear()
             values.update(before)
             make_room(error)
-            for call in segment.calls:
-                values.update(run_call(call, values.__getitem__, arguments))
-            return
+            return False
         self.graph_count += 1
         segment.graph.replay()
+        return True
 
     def _launch(self, arguments: Arguments) -> None:
         for segment in self._segments:

@@ -38,6 +38,7 @@ class CudaGraphs:
         if generator is not None:
             graph.register_generator_state(generator)
         raised: list[Exception] = []
+        before = torch.cuda.current_stream()
         try:
             # Other threads may go on using the device meanwhile.
             with torch.cuda.graph(graph, pool, self._streams[device], capture_error_mode="thread_local"):
@@ -51,4 +52,8 @@ class CudaGraphs:
             if raised:
                 raise raised[0] from None
             raise
+        finally:
+            # That error leaves the stream of the capture in its place: whatever is launched next would run beside the
+            # programs, and nobody would wait for it.
+            torch.cuda.set_stream(before)
         return graph

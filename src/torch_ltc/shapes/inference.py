@@ -48,6 +48,9 @@ _OTHERS = (
 )
 CPU_INFERRED = frozenset(f"aten::{name}" for name in f"{_NORMS} {_LINEAR_ALGEBRA} {_OTHERS}".split())
 
+# Operators whose results have other sizes or strides on CUDA than on the CPU; fake tensors know them.
+_OF_DEVICE = CPU_INFERRED | {"aten::log_sigmoid_forward"}
+
 # Operators whose meta kernel gives statistics of half-precision inputs another dtype.
 _REDUCED_PRECISION = frozenset({"aten::native_layer_norm", "aten::native_group_norm"})
 
@@ -166,13 +169,12 @@ def _infer(call: ShapeCall) -> Inferred:
 
 
 def _depends_on_library(call: ShapeCall) -> bool:
-    """True for convolutions of images in channels_last on another device than the CPU: the library that computes them
-    decides about the memory format, and the meta kernel knows of none."""
-    return (
-        settings.device_type != "cpu"
-        and call.name in _CONVOLUTIONS
-        and any(is_channels_last(spec) for spec in call.specs)
-    )
+    """True for calls on another device than the CPU whose results depend on the library that computes them, of which
+    the meta kernel knows nothing: so does the memory format of convolutions of images in channels_last."""
+    if settings.device_type == "cpu":
+        return False
+    images = call.name in _CONVOLUTIONS and any(is_channels_last(spec) for spec in call.specs)
+    return images or call.name in _OF_DEVICE
 
 
 def _run_on_fake(call: ShapeCall) -> Inferred:

@@ -17,6 +17,7 @@ from torch_ltc import events, ir_cache
 from torch_ltc.api import sync, wait_device_ops
 from torch_ltc.config import SETTINGS, settings
 from torch_ltc.errors import CompileError, LtcError
+from torch_ltc.execute.capture import graphs_of
 from torch_ltc.lowering.interface import Backend
 from torch_ltc.lowering.registry import registry
 from torch_ltc.pytorch.private import TorchDispatchMode
@@ -26,6 +27,8 @@ from torch_ltc.testing.records import Difference, What
 
 RUNS_PER_CASE = 2
 """A compiler runs a case twice: what is wrong only in the second run of a compiled program shows then."""
+RUNS_PER_CAPTURED_CASE = 4
+"""With `cuda_graphs = "always"` the second run captures, and the next two replay."""
 
 
 @dataclass(slots=True)
@@ -57,6 +60,8 @@ class Probe:
     @property
     def runs_per_case(self) -> int:
         """The number of runs of a case on the device."""
+        if self.backend and settings.cuda_graphs == "always" and graphs_of(physical_device()) is not None:
+            return RUNS_PER_CAPTURED_CASE
         return RUNS_PER_CASE if self.compiles else 1
 
     def settle(self) -> None:

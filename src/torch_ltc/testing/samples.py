@@ -14,6 +14,7 @@ import torch
 
 from torch_ltc.lowering.interface import Backend
 from torch_ltc.lowering.tolerance import Tolerance, default_tolerance, larger
+from torch_ltc.record.buffer import physical_device
 from torch_ltc.testing.compare import Rules
 from torch_ltc.testing.outcome import Call, Outcome, Snapshot, run
 from torch_ltc.testing.placement import ARGUMENTS_ON_CPU, Arguments, leaves, place
@@ -85,8 +86,11 @@ class Sample:
         self._before_gradient = sample.output_process_fn_grad
         # Copies, because the database may write to a tensor again once it has handed it out.
         self._arguments = place(Arguments(sample.input, sample.args, sample.kwargs), "cpu")
+        # Beside this device PyTorch's autograd takes no other accelerator: eager has no gradients to compare with there.
         self._differentiable = (
-            getattr(torch, unit.dtype) in op.supported_backward_dtypes("cpu") and not unit.forward_only
+            getattr(torch, unit.dtype) in op.supported_backward_dtypes("cpu")
+            and not unit.forward_only
+            and physical_device().type == "cpu"
         )
 
     def cases(self, spec: Backend, eager: str) -> Iterator[Case]:

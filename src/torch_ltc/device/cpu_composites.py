@@ -12,14 +12,16 @@ from functools import cache
 from typing import Any
 
 import torch
+from torch.backends.cuda import cudnn_sdp_enabled, flash_sdp_enabled, math_sdp_enabled, mem_efficient_sdp_enabled
 
 from torch_ltc.config import settings
 from torch_ltc.device.kernels import Kernel
-from torch_ltc.program.spec import Spec, spec_of
+from torch_ltc.program.spec import spec_of
 from torch_ltc.pytorch.private import attention_choice, overrideable_sdp_enabled, sdp_priority_order
 from torch_ltc.record.buffer import physical_device
 
 aten = torch.ops.aten
+_flash_on_cpu = aten._scaled_dot_product_flash_attention_for_cpu.default
 # What `torch._fused_sdp_choice` answers.
 _MATH, _FLASH, _EFFICIENT, _CUDNN = 0, 1, 2, 3
 _MOST_CHOICES = 10_000
@@ -54,15 +56,19 @@ def _attention_choice(
 ) -> int:
     """The attention kernel that eager chooses on the physical device for tensors of these shapes. Raises what eager
     raises where it takes none."""
-    tensors = (query, key, value, mask)
-    specs: list[tuple[Spec, bool] | None] = [None if t is None else (spec_of(t), t.requires_grad) for t in tensors]
-    cuda = torch.backends.cuda
-    chosen = (cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled())
-    chosen += (cuda.cudnn_sdp_enabled(), overrideable_sdp_enabled(), *sdp_priority_order())
-    enabled = (*chosen, torch.is_grad_enabled(), settings.device_type)
-    known = (*specs, dropout_p, is_causal, scale, enable_gqa, enabled)
+    # Sizes and strides, not specs: a third of the time, and neither offsets nor lazy bits are asked about.
+    known = (
+        (query.size(), query.stride(), query.dtype, query.requires_grad),
+        (key.size(), key.stride(), key.dtype, key.requires_grad),
+        (value.size(), value.stride(), value.dtype, value.requires_grad),
+        None if mask is None else (mask.size(), mask.stride(), mask.dtype, mask.requires_grad),
+        (dropout_p, is_causal, scale, enable_gqa, torch.is_grad_enabled(), settings.device_type),
+        (flash_sdp_enabled(), mem_efficient_sdp_enabled(), math_sdp_enabled(), cudnn_sdp_enabled()),
+        (overrideable_sdp_enabled(), *sdp_priority_order()),
+    )
     choice = _choices.get(known)
     if choice is None:
+        tensors = (query, key, value, mask)
         _check_ranks(*(None if t is None else (t.dtype, t.dim()) for t in tensors))
         made: list[Any] = [_stand_in(t) for t in tensors]
         if mask is not None and mask.dtype is torch.bool:
@@ -107,8 +113,7 @@ def scaled_dot_product_attention(
             on_cuda: torch.Tensor = _ON_CUDA[choice](query, key, value, is_causal, scale)
             return on_cuda
     elif choice == _FLASH:
-        on_cpu = aten._scaled_dot_product_flash_attention_for_cpu
-        out: torch.Tensor = on_cpu(query, key, value, dropout_p, is_causal, attn_mask=mask, scale=scale)[0]
+        out: torch.Tensor = _flash_on_cpu(query, key, value, dropout_p, is_causal, attn_mask=mask, scale=scale)[0]
         return out
     math = aten._scaled_dot_product_attention_math
     result: torch.Tensor = math(

@@ -87,7 +87,7 @@ KNOWN_FAILURES: tuple[Known, ...] = (
         "test_nn",
         ("TestNNDeviceTypeCPU.test_transformerencoderlayer_cpu_float32",),
         Kind.ARTEFACT,
-        "the test wants the slow path of every device but the CPU and CUDA, by name; the device computes as the CPU does",
+        "the test wants the slow path of devices other than CPU and CUDA, by name; this one computes as the CPU does",
     ),
     Known(
         "test_torch",

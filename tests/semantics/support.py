@@ -190,3 +190,11 @@ def run_script(source: str, timeout_s: float = 5 * LONG_S, options: Sequence[str
 def parameters_of(module: torch.nn.Module) -> Sequence[Tensor]:
     """The module's parameters, on CPU."""
     return [parameter.detach().cpu() for parameter in module.parameters()]
+
+
+def train_in_process(index: int, model: torch.nn.Module, x: torch.Tensor, path: str) -> None:
+    """In a process of its own: one backward pass, whose loss and gradients go to a file."""
+    loss = model(x).sum()
+    loss.backward()
+    gradients = [parameter.grad.cpu() for parameter in model.parameters() if parameter.grad is not None]
+    torch.save([index, str(x.device), loss.item(), gradients], path)

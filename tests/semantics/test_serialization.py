@@ -15,7 +15,7 @@ import torch.package.package_exporter
 from torch import Tensor, nn
 
 import torch_ltc
-from tests.semantics.support import assert_same, counted, lazy, observe, probe
+from tests.semantics.support import assert_same, counted, lazy, observe, probe, train_in_process
 from torch_ltc.config import settings
 from torch_ltc.errors import LtcError
 
@@ -229,6 +229,18 @@ def test_use_in_a_forked_process_is_a_clear_error_and_no_hang() -> None:
     process.join(60)
     assert "forked" in text
     assert "spawn" in text
+
+
+def test_modules_and_tensors_are_given_to_a_spawned_process(tmp_path: Path) -> None:
+    model = torch.nn.Linear(3, 2)
+    x = torch.arange(6.0).view(2, 3)
+    expected = model(x).sum().item()
+    path = tmp_path / "made.pt"
+    given = (copy.deepcopy(model).to("ltc"), x.to("ltc"), str(path))
+    torch.multiprocessing.spawn(train_in_process, args=given, nprocs=1)
+    index, device, loss, gradients = torch.load(path)
+    assert (index, device, loss) == (0, "ltc:0", expected)
+    assert [gradient.shape for gradient in gradients] == [(2, 3), (2,)]
 
 
 def test_the_old_file_format_keeps_data_and_aliases(tmp_path: Path) -> None:

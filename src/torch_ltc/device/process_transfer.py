@@ -7,6 +7,7 @@ raise to: what fails there is raised where the item is taken out, in the other p
 from __future__ import annotations
 
 from collections.abc import Callable
+from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -41,7 +42,12 @@ def _reduce(tensor: torch.Tensor) -> Any:
                 "a tensor that requires gradients and is no leaf cannot be sent to another process",
                 hint="send tensor.detach()",
             )
-        return (_rebuild, (tensor.detach().cpu(), tensor.requires_grad, isinstance(tensor, torch.nn.Parameter)))
+        copy = tensor.detach().cpu()
+        spawning: Any = get_spawning_popen()
+        if spawning is not None:
+            # Its file descriptor is handed over when everything is pickled: the copy has to be there until then.
+            vars(spawning).setdefault("_ltc_copies", []).append(copy)
+        return (_rebuild, (copy, tensor.requires_grad, isinstance(tensor, torch.nn.Parameter)))
     except Exception as error:
         return (_raise, (f"{type(error).__name__}: {error}",))
 

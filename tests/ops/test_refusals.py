@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 import torch_ltc
 from torch_ltc.config import settings
@@ -178,6 +179,31 @@ REFUSED_NUMBERS: dict[str, Callable[[str], object]] = {
     "set_, strides missing": lambda device: torch.ones(6, device=device).set_(
         torch.ones(6, device=device), 0, (2, 3), (1,)
     ),
+}
+
+
+def _cell(kind: type[nn.Module], width: int, batch: int, *hidden: int) -> Callable[[str], object]:
+    """A call of a recurrent cell of ten inputs and twenty hidden units."""
+
+    def call(device: str) -> object:
+        states = tuple(torch.zeros(batch, size, device=device) for size in hidden)
+        return kind(10, 20).to(device)(
+            torch.zeros(3, width, device=device), states if kind is nn.LSTMCell else states[0]
+        )
+
+    return call
+
+
+REFUSED_NUMBERS |= {
+    f"{kind.__name__}, {what}": _cell(kind, *sizes)
+    for kind in (nn.RNNCell, nn.GRUCell, nn.LSTMCell)
+    for what, sizes in {
+        "another input size": (11, 3, 20, 20),
+        "another batch size": (10, 4, 20, 20),
+        "another hidden size": (10, 3, 21, 20),
+        "another size of the second hidden state": (10, 3, 20, 21),
+    }.items()
+    if kind is nn.LSTMCell or "second" not in what
 }
 
 

@@ -272,12 +272,27 @@ def _plain(cell: Cell) -> tuple[Kernel, Kernel]:
     return padded, packed
 
 
+def _check_cell(x: Any, hidden: Sequence[Any], w_ih: Any, w_hh: Any) -> None:
+    """Raise what eager raises for sizes that do not fit the weights of a cell."""
+    if x.size(1) != w_ih.size(1):
+        raise RuntimeError(f"input has inconsistent input_size: got {x.size(1)} expected {w_ih.size(1)}")
+    for number, h in enumerate(hidden):
+        if x.size(0) != h.size(0):
+            raise RuntimeError(f"Input batch size {x.size(0)} doesn't match hidden{number} batch size {h.size(0)}")
+        if h.size(1) != w_hh.size(1):
+            raise RuntimeError(f"hidden{number} has inconsistent hidden_size: got {h.size(1)}, expected {w_hh.size(1)}")
+
+
 def _lstm_cell(x: Any, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None) -> Any:
+    if len(hx) != 2:
+        raise RuntimeError("lstm_cell expects two hidden states")
+    _check_cell(x, hx, w_ih, w_hh)
     weights = _Weights(w_ih, w_hh, b_ih, b_hh)
     return _lstm_step(weights.project_input(x), tuple(hx), weights)
 
 
 def _gru_cell(x: Any, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None) -> Any:
+    _check_cell(x, (hx,), w_ih, w_hh)
     weights = _Weights(w_ih, w_hh, b_ih, b_hh)
     return _gru_step(weights.project_input(x), (hx,), weights)[0]
 

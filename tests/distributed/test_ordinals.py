@@ -106,7 +106,8 @@ def test_what_another_rank_saved_is_loaded_onto_the_device_of_this_one(tmp_path:
     file = tmp_path / "saved.pt"
     run(f"""
         import torch, torch_ltc
-        torch.save({{"x": torch.arange(3, device="ltc"), "p": torch.nn.Parameter(torch.ones(2, device="ltc"))}}, "{file}")
+        parameter = torch.nn.Parameter(torch.ones(2, device="ltc"))
+        torch.save({{"x": torch.arange(3, device="ltc"), "p": parameter}}, "{file}")
     """)
     printed = run(
         f"""

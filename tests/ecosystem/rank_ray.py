@@ -47,7 +47,8 @@ def main() -> None:
     parser.add_argument("device", choices=GROUPS)
     parser.add_argument("folder", type=Path)
     options = parser.parse_args()
-    ray.init(num_cpus=3, include_dashboard=False, runtime_env={"worker_process_setup_hook": register})
+    environment: dict[str, Any] = {"worker_process_setup_hook": register} if options.device == "ltc" else {}
+    ray.init(num_cpus=3, include_dashboard=False, runtime_env=environment)
     trainer = ray.train.torch.TorchTrainer(
         train,
         train_loop_config={"device": options.device, "folder": str(options.folder)},

@@ -34,7 +34,7 @@ def _check(device: _Device) -> None:
     index = device if isinstance(device, int) else None if device is None else torch.device(device).index
     kind = "ltc" if device is None or isinstance(device, int) else torch.device(device).type
     if kind != "ltc" or not ordinal.is_own(index):
-        raise DeviceMismatchError(ordinal.refusal(repr(device)), hint="use 'ltc'; torchrun starts a process for each")
+        raise DeviceMismatchError(ordinal.refusal(device), hint="use 'ltc'; torchrun starts a process for each")
 
 
 def is_available() -> bool:

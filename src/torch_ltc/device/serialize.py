@@ -205,3 +205,17 @@ def _making(make: Any) -> Any:
         return storage_from(make(cls, *args))
 
     return staticmethod(new)
+
+
+def _no_tag(storage: Any) -> str | None:
+    """PyTorch's own tag names the device."""
+    return None
+
+
+def _onto_own_device(storage: Any, location: str) -> Any:
+    """What was saved on a device of any number, onto the device of this process; None for other places."""
+    return storage.to(device=ordinal.device) if location.partition(":")[0] == "ltc" else None
+
+
+# Before PyTorch's own for devices of extensions, which has the number of the file.
+torch.serialization.register_package(15, _no_tag, _onto_own_device)

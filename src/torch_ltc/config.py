@@ -501,7 +501,6 @@ def native_folder() -> str:
     return os.path.join(_user_folder(os.environ.get("XDG_CACHE_HOME"), os.environ.get("HOME")), "native")
 
 
-# Each sync asks for it.
 @lru_cache(maxsize=16)
 def _user_folder(caches: str | None, home: str | None) -> str:
     return os.path.join(caches or os.path.join(os.path.expanduser("~"), ".cache"), "torch_ltc")

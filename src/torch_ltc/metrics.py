@@ -122,10 +122,10 @@ class _Metric:
         self.accumulator = 0.0
         self.samples: deque[tuple[int, float]] = deque(maxlen=_SAMPLES_KEPT)
 
-    def add(self, value: float) -> None:
+    def add(self, value: float, now_ns: int) -> None:
         self.total += 1
         self.accumulator += value
-        self.samples.append((time.monotonic_ns(), value))
+        self.samples.append((now_ns, value))
 
     def span_s(self) -> float:
         return (self.samples[-1][0] - self.samples[0][0]) / _NS_PER_S
@@ -186,6 +186,9 @@ _op_names: dict[str, str] = {}
 # operations, and is synced at every step.
 _programs: dict[int, list[Any]] = {}
 _MOST_PROGRAMS = 256
+# Events of every step since the metrics were read, and when they came: worked out when they are asked for.
+_frequent: list[tuple[int, Any]] = []
+_MOST_FREQUENT = 32
 _resets = 0
 _on_reset = Hook[[], None]("metrics reset", "when the counters are reset")
 
@@ -205,12 +208,15 @@ def count_ops(ops: Mapping[str, int]) -> None:
             known[1] += 1
             return
         if len(_programs) >= _MOST_PROGRAMS:
-            _add_ops()
+            _catch_up()
         _programs[id(ops)] = [ops, 1]
 
 
-def _add_ops() -> None:
-    """Bring the counters up to date, before they are read. With the lock held."""
+def _catch_up() -> None:
+    """Bring counters and metrics up to date, before they are read. With the lock held."""
+    for now_ns, event in _frequent:
+        _FREQUENT[type(event)](event, now_ns)
+    _frequent.clear()
     for ops, programs in _programs.values():
         for op, n in ops.items():
             name = _op_names.get(op)
@@ -229,20 +235,21 @@ def sample(name: str, value: float, unit: Unit = "") -> None:
 def counter_names() -> list[str]:
     """The names of all counters that are not 0, sorted."""
     with _lock:
-        _add_ops()
+        _catch_up()
         return sorted(name for name, value in _counters.items() if value)
 
 
 def counter_value(name: str) -> int | None:
     """The value of the counter `name`; None when it was never counted, or is 0."""
     with _lock:
-        _add_ops()
+        _catch_up()
         return _counters.get(name) or None
 
 
 def metric_names() -> list[str]:
     """The names of all metrics that have samples, sorted."""
     with _lock:
+        _catch_up()
         return sorted(_metrics)
 
 
@@ -255,6 +262,7 @@ def reset() -> None:
     with _lock:
         _resets += 1
         _programs.clear()
+        _frequent.clear()
         _counters.clear()
         _metrics.clear()
     _on_reset()
@@ -274,7 +282,7 @@ def recorded() -> Iterator[Block]:
     """
     block = Block()
     with _lock:
-        _add_ops()
+        _catch_up()
         resets = _resets
         counters = dict(_counters)
         totals = {name: (metric.total, metric.accumulator) for name, metric in _metrics.items()}
@@ -282,7 +290,7 @@ def recorded() -> Iterator[Block]:
         yield block
     finally:
         with _lock:
-            _add_ops()
+            _catch_up()
             if resets != _resets:
                 counters, totals = {}, {}
             for name, value in sorted(_counters.items()):
@@ -297,7 +305,7 @@ def recorded() -> Iterator[Block]:
 def metrics_report() -> str:
     """All metrics, then all counters, each sorted by name, as text in the form of the original's report."""
     with _lock:
-        _add_ops()
+        _catch_up()
         lines: list[str] = []
         for name in sorted(_metrics):
             lines.append(f"Metric: {name}")
@@ -311,7 +319,7 @@ def metrics_report() -> str:
 def snapshot() -> dict[str, dict[str, Any]]:
     """All counters and metrics as plain values that `json.dumps` takes; times are in nanoseconds."""
     with _lock:
-        _add_ops()
+        _catch_up()
         return {
             "counters": {name: value for name, value in sorted(_counters.items()) if value},
             "metrics": {name: _metrics[name].snapshot() for name in sorted(_metrics)},
@@ -322,11 +330,11 @@ def _count(name: str, n: int = 1) -> None:
     _counters[name] = _counters.get(name, 0) + n
 
 
-def _sample(name: str, value: float, unit: Unit) -> None:
+def _sample(name: str, value: float, unit: Unit, now_ns: int = 0) -> None:
     metric = _metrics.get(name)
     if metric is None:
         metric = _metrics[name] = _Metric(unit)
-    metric.add(value)
+    metric.add(value, now_ns or time.monotonic_ns())
 
 
 def _format(value: float, unit: Unit) -> str:
@@ -381,7 +389,7 @@ def to_prometheus() -> str:
     `torch_ltc_other*`, with their name as the label.
     """
     with _lock:
-        _add_ops()
+        _catch_up()
         families = [*_counter_families(), *_metric_families()]
     return "".join(f"{line}\n" for family in families for line in family)
 
@@ -462,18 +470,43 @@ def _number(value: float) -> str:
 _SYNC_TIMES = {reason: f"SyncTime::{reason.name.lower()}" for reason in SyncReason}
 
 
-def _on_sync(event: SyncEvent) -> None:
-    # One lock for all of an event's figures: a reader sees a sync counted in full, or not at all.
+def _note(event: SyncEvent | ExecuteEvent | ReadEvent) -> None:
     with _lock:
-        _count("CachedCompile" if event.known else "UncachedCompile")
-        if event.reason in (SyncReason.EXPLICIT, SyncReason.OPTIMIZER):
-            _count("MarkStep")
-        elif event.reason is SyncReason.BOUND:
-            _count("TrimIrGraph")
-        _count("SyncedTensorsWithIR", event.outputs)
-        _sample("TensorsGraphSize", event.instructions, "")
-        _sample("RecordTime", event.record_s * _NS_PER_S, "ns")
-        _sample(_SYNC_TIMES[event.reason], event.duration_s * _NS_PER_S, "ns")
+        _frequent.append((time.monotonic_ns(), event))
+        if len(_frequent) >= _MOST_FREQUENT:
+            _catch_up()
+
+
+def _add_sync(event: SyncEvent, now_ns: int) -> None:
+    _count("CachedCompile" if event.known else "UncachedCompile")
+    if event.reason in (SyncReason.EXPLICIT, SyncReason.OPTIMIZER):
+        _count("MarkStep")
+    elif event.reason is SyncReason.BOUND:
+        _count("TrimIrGraph")
+    _count("SyncedTensorsWithIR", event.outputs)
+    _sample("TensorsGraphSize", event.instructions, "", now_ns)
+    _sample("RecordTime", event.record_s * _NS_PER_S, "ns", now_ns)
+    _sample(_SYNC_TIMES[event.reason], event.duration_s * _NS_PER_S, "ns", now_ns)
+
+
+def _add_execute(event: ExecuteEvent, now_ns: int) -> None:
+    _count("ExecuteFailed", int(event.failed))
+    _count("GraphReplay", int(event.captured))
+    _count("Execute::" + event.backend)
+    _sample("ExecuteTime", event.duration_s * _NS_PER_S, "ns", now_ns)
+
+
+def _add_read(event: ReadEvent, now_ns: int) -> None:
+    _sample("ReadTime", event.duration_s * _NS_PER_S, "ns", now_ns)
+    _sample("WaitTime", event.wait_s * _NS_PER_S, "ns", now_ns)
+    _sample("InboundData", event.size_bytes, "bytes", now_ns)
+
+
+_FREQUENT: Mapping[type, Callable[[Any, int], None]] = {
+    SyncEvent: _add_sync,
+    ExecuteEvent: _add_execute,
+    ReadEvent: _add_read,
+}
 
 
 def _on_compile(event: CompileEvent) -> None:
@@ -488,25 +521,10 @@ def _on_load(event: LoadEvent) -> None:
         _sample("LoadTime", event.duration_s * _NS_PER_S, "ns")
 
 
-def _on_execute(event: ExecuteEvent) -> None:
-    with _lock:
-        _count("ExecuteFailed", int(event.failed))
-        _count("GraphReplay", int(event.captured))
-        _count("Execute::" + event.backend)
-        _sample("ExecuteTime", event.duration_s * _NS_PER_S, "ns")
-
-
 def _on_fallback(event: FallbackEvent) -> None:
     with _lock:
         _count(event.op)
         _sample("FallbackTime", event.duration_s * _NS_PER_S, "ns")
-
-
-def _on_read(event: ReadEvent) -> None:
-    with _lock:
-        _sample("ReadTime", event.duration_s * _NS_PER_S, "ns")
-        _sample("WaitTime", event.wait_s * _NS_PER_S, "ns")
-        _sample("InboundData", event.size_bytes, "bytes")
 
 
 def _on_upload(event: UploadEvent) -> None:
@@ -516,12 +534,12 @@ def _on_upload(event: UploadEvent) -> None:
 
 
 _HANDLERS: Mapping[type, Callable[[Any], None]] = {
-    SyncEvent: _on_sync,
+    SyncEvent: _note,
     CompileEvent: _on_compile,
     LoadEvent: _on_load,
-    ExecuteEvent: _on_execute,
+    ExecuteEvent: _note,
     FallbackEvent: _on_fallback,
-    ReadEvent: _on_read,
+    ReadEvent: _note,
     UploadEvent: _on_upload,
     RefusalEvent: lambda _: count("CompileRefused"),
     CaptureEvent: lambda event: count("GraphRefused" if event.refusal else "GraphCapture"),

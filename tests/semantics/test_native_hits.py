@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import gc
 import os
+import random
+import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -280,7 +283,7 @@ def test_a_value_that_nobody_holds_is_no_output() -> None:
     x = torch.ones(3).to("ltc")
     for _ in range(4):
         kept = (x + 1).exp().neg()
-        outputs = recorder.live_buffers()
+        outputs, _ = recorder.live_outputs()
         assert [buffer is buffer_of(kept) for buffer in outputs] == [True]
         torch_ltc.sync(wait=True)
 
@@ -418,3 +421,138 @@ def test_a_call_that_python_does_not_record_leaves_no_input_behind() -> None:
         torch_ltc.sync(wait=True)
     assert (copied.tolist(), shape) == ([1.0] * 4, (4, 1))
     assert [event.instructions for event in seen.syncs] == []
+
+
+class TooLate(Exception):
+    """Raised by a handler of an alarm."""
+
+
+def _after(delay_s: float, raised: type[BaseException], work: Callable[[], object]) -> None:
+    """Repeat `work`, and have this raised in the middle of it."""
+
+    def ring(*_: object) -> None:
+        raise raised
+
+    before = signal.signal(signal.SIGALRM, ring)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, delay_s)
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline:
+            work()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@recorded_natively
+@pytest.mark.parametrize("raised", [KeyboardInterrupt, TooLate])
+def test_what_a_signal_raises_while_known_calls_are_recorded_is_not_lost(raised: type[BaseException]) -> None:
+    table, rows = torch.ones(3, 2).to("ltc"), torch.tensor([0, 2]).to("ltc")
+
+    def step() -> torch.Tensor:
+        # A first call, and calls that may fail: of these Python is told.
+        made = torch.nn.functional.embedding(rows, table)
+        for _ in range(20):
+            made = made + torch.nn.functional.embedding(rows, table)
+        return made
+
+    def synced() -> None:
+        step()
+        torch_ltc.sync()
+
+    steady(step)
+    choose = random.Random(0)
+    for _ in range(40):
+        with pytest.raises(raised):
+            _after(choose.uniform(1e-4, 4e-3), raised, synced)
+    torch_ltc.sync(wait=True)
+    hits()
+    made = step()
+    assert hits() > 20
+    assert made.tolist() == [[21.0, 21.0], [21.0, 21.0]]
+
+
+@recorded_natively
+def test_what_is_raised_where_a_line_is_noted_comes_out_and_leaves_nothing_behind() -> None:
+    table, rows = torch.ones(3, 2).to("ltc"), torch.tensor([0, 2]).to("ltc")
+    pick = torch.nn.functional.embedding
+
+    def step() -> torch.Tensor:
+        return pick(rows, table) + 1
+
+    steady(step)
+
+    def refuse(_: object) -> None:
+        raise TooLate("now")
+
+    recorder.set_note_line(refuse)
+    try:
+        with pytest.raises(TooLate, match="now"):
+            step()
+    finally:
+        recorder.set_note_line(recorder.note_line)
+    assert recorder.empty
+    assert step().tolist() == [[2.0, 2.0], [2.0, 2.0]]
+
+
+@recorded_natively
+def test_a_wrong_call_after_known_ones_raises_what_eager_raises_and_the_rest_is_computed() -> None:
+    x, y = torch.ones(3).to("ltc"), torch.ones(4).to("ltc")
+    steady(lambda: (x + 1).exp().neg())
+    for _ in range(3):
+        made = (x + 1).exp()
+        with pytest.raises(RuntimeError, match="must match the size"):
+            made + y
+        assert torch.equal(made.neg().cpu(), torch.full((3,), 2.0).exp().neg())
+
+
+WORK_PENDING = """
+import torch, torch_ltc
+x = torch.ones(16).to("ltc").requires_grad_()
+def step():
+    made = x
+    for _ in range(50):
+        made = made * 1.5
+    return made
+for _ in range(30):
+    step().sum().backward()
+    torch_ltc.sync()
+assert torch_ltc.metrics.counter_value("NativeHits") > 1000
+held = [step(), step().view(4, 4)]
+"""
+
+
+@recorded_natively
+def test_a_process_ends_cleanly_with_known_calls_pending() -> None:
+    # Without threads of its own: one that is in PyTorch when the interpreter ends aborts the process, in eager, too.
+    done = subprocess.run(
+        [sys.executable, "-c", WORK_PENDING], capture_output=True, text=True, timeout=120, check=False, cwd=ROOT
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+FORKED = """
+import os, warnings, torch, torch_ltc
+warnings.simplefilter("ignore")
+x = torch.ones(3).to("ltc")
+for _ in range(4):
+    made = (x + 1) * 2
+    made.tolist()
+kept = (x + 1) * 2
+child = os.fork()
+if child == 0:
+    try:
+        ((x + 1) * 2).tolist()
+    except torch_ltc.errors.LtcError:
+        os._exit(7)
+    os._exit(0)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), kept.tolist(), ((x + 1) * 2).tolist())
+"""
+
+
+@recorded_natively
+def test_a_forked_process_is_refused_in_the_middle_of_a_known_program() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=120, check=False, cwd=ROOT
+    )
+    assert done.stdout == "7 [4.0, 4.0, 4.0] [4.0, 4.0, 4.0]\n", done.stderr

@@ -167,7 +167,10 @@ def run_recorded_call(call: Call, values: list[Any], arguments: Arguments) -> No
         for operand in call.args
     ]
     if call.kwargs:
-        named = {name: fill(operand, values.__getitem__, arguments) for name, operand in call.kwargs.items()}
+        named = {
+            name: operand if operand.__class__ in _CONSTANT else fill(operand, values.__getitem__, arguments)
+            for name, operand in call.kwargs.items()
+        }
         out = call.op(*args, **named)
     else:
         out = call.op(*args)

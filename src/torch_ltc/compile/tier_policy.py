@@ -44,9 +44,13 @@ class TierPolicy:
 
     @classmethod
     def current(cls) -> TierPolicy:
-        """The settings now."""
-        return cls(
-            registry.get(settings.backend),
+        """The settings now; one object as long as they stay the same."""
+        backend, assignments = registry.get(settings.backend), settings.assignments
+        before, known = _Latest.found
+        if known is not None and before == assignments and known.backend is backend:
+            return known
+        made = cls(
+            backend,
             1 if settings.tiers == "off" else settings.hot_after,
             settings.backend_failure == "error",
             settings.tiers != "background",
@@ -56,6 +60,8 @@ class TierPolicy:
             settings.cuda_graphs,
             settings.numerics if settings.backend == AUTO else "",
         )
+        _Latest.found = (assignments, made)
+        return made
 
     def on(self, backend: Backend, captured: bool) -> TierPolicy:
         """The same for one backend, captured or not."""
@@ -73,6 +79,12 @@ class TierPolicy:
     def context(self, entry: CachedProgram) -> ArtifactContext:
         """The dependences of an executable of this program that is compiled now."""
         return ArtifactContext(self.backend, self.strict, self.store, entry.torch_state, torch.get_num_threads())
+
+
+class _Latest:
+    """How often settings had been assigned when a policy was last made, and that policy; in one piece, for threads."""
+
+    found: tuple[int, TierPolicy | None] = (-1, None)
 
 
 def select_executable(entry: CachedProgram, arguments: Arguments, policy: TierPolicy) -> Executable | None:

@@ -82,6 +82,7 @@ def finish(child: Any, operator: Operator, values: tuple[Any, ...]) -> Any:
 def _namespace(operator: Operator) -> dict[str, Any]:
     return {
         "operator": operator,
+        "record": record,
         "recorder": recorder,
         # Half the cost of a `with` statement, on every call.
         "acquire": recorder.lock.acquire,
@@ -124,7 +125,7 @@ def make_kernel(op: OpOverload) -> Kernel:
     calls = itertools.count(1)
 
     def specialise(*args: Any, **kwargs: Any) -> Any:
-        if native is not None or next(calls) <= _GENERAL_CALLS:
+        if next(calls) <= _GENERAL_CALLS:
             return record(operator, operator.values(args, kwargs))
         code = compile_kernel(operator)
         template: dict[str, Any] = {}
@@ -150,7 +151,12 @@ def _stub(*args: Any, **kwargs: Any) -> Any:
     return specialise(*args, **kwargs)  # type: ignore[name-defined]  # noqa: F821
 
 
-_STUB = _stub.__code__
+def _general_stub(*args: Any, **kwargs: Any) -> Any:
+    return record(operator, operator.values(args, kwargs))  # type: ignore[name-defined]  # noqa: F821
+
+
+# With the hit path in C++, kernels in Python see new calls alone, and stay general.
+_STUB = (_stub if native is None else _general_stub).__code__
 
 
 def eager_kernel(operator: Operator, reason: str) -> Kernel:

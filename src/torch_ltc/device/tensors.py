@@ -114,6 +114,15 @@ def make_results(child: Node, operator: Operator, values: tuple[Any, ...], first
     """Everything a call returns, made into device tensors, whose values are numbered from `first` on."""
     call = child.instruction
     assert isinstance(call, Call)
+    if native is not None:
+        # The common results, made without a buffer of Python.
+        if child.size is not None:
+            return recorder.new_result(child.spec, first)
+        if child.plan.__class__ is Spec:
+            place = call.returns[0].operand  # type: ignore[union-attr]
+            plain = place == 0 and isinstance(values[0], torch.Tensor)
+            base = values[0] if plain else operand_tensors(operator, values)[place]
+            return recorder.new_view(base, child.plan, first)
     if not call.returns:
         return None
     tensors = operand_tensors(operator, values)

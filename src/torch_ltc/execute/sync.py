@@ -62,15 +62,9 @@ _MOST_LIVE_SETS = 16
 program_synced = Hook[[CachedProgram], None]("program synced", "after a program was queued, on the user's thread")
 
 
-def live_outputs() -> list[Buffer]:
-    """Buffers that the pending program defines and that someone still holds."""
-    return recorder.live_buffers()
-
-
-def pending_entry(outputs: list[Buffer]) -> tuple[CachedProgram, bool]:
-    """The cache entry of the pending program, and whether it was known."""
+def pending_entry(live: tuple[int, ...]) -> tuple[CachedProgram, bool]:
+    """The cache entry of the pending program with these live outputs, and whether it was known."""
     leaf = recorder.node
-    live = tuple([buffer.number - recorder.base for buffer in outputs])
     entry: CachedProgram | None = leaf.programs.get(live)
     if entry is not None and entry.program.device != physical_device():
         executables.remove(leaf.programs.pop(live))
@@ -109,8 +103,8 @@ def cut(reason: SyncReason, then: Callable[[], None] | None = None, *, here: boo
                 then()
             return
         record_s = began - recorder.started
-        outputs = live_outputs()
-        entry, known = pending_entry(outputs)
+        outputs, live = recorder.live_outputs()
+        entry, known = pending_entry(live)
         inputs, scalars, lines = recorder.inputs, recorder.scalars, recorder.lines
         recorder.reset()
         _keep_tree_bounded()
@@ -146,10 +140,8 @@ def _queue(
         if buffer is not None:
             buffer.job = job
     for buffer in written:
-        buffer.forget_views()
         buffer.job = job
     for buffer, origin in zip(outputs, entry.origins, strict=True):
-        buffer.forget_views()
         buffer.job = job
         buffer.maker = origin
 

@@ -13,9 +13,115 @@
 namespace torch_ltc {
 namespace {
 
-PyObject* buffer_class = nullptr;
+// The base of Python's class `Buffer`: a buffer, and nothing else. Not a class of pybind11: one is made for each output
+// of a program, and pybind11 takes a microsecond to make one.
+struct PythonBuffer {
+  PyObject_HEAD;
+  BufferPtr buffer;
+};
+
+PyTypeObject python_buffer_type{};
+// The class itself.
+PyTypeObject* buffer_class = nullptr;
+
+PyObject* new_python_buffer(PyTypeObject* type, BufferPtr buffer) {
+  PyObject* made = type->tp_alloc(type, 0);
+  if (made != nullptr) {
+    new (&reinterpret_cast<PythonBuffer*>(made)->buffer) BufferPtr(std::move(buffer));
+  }
+  return made;
+}
+
+void end_of_python_buffer(PyObject* self) {
+  reinterpret_cast<PythonBuffer*>(self)->buffer.~BufferPtr();
+  Py_TYPE(self)->tp_free(self);
+}
+
+Buffer& in(PyObject* python) { return *reinterpret_cast<PythonBuffer*>(python)->buffer; }
+
+PyObject* get_spec(PyObject* self, void*) {
+  return Py_NewRef(in(self).spec ? in(self).spec->python : Py_None);
+}
+
+int set_spec(PyObject* self, PyObject* spec, void*) {
+  try {
+    in(self).spec = spec_of(spec);
+    return 0;
+  } catch (py::error_already_set& error) {
+    error.restore();
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_TypeError, error.what());
+  }
+  return -1;
+}
+
+PyObject* get_number(PyObject* self, void*) { return PyLong_FromLongLong(in(self).number); }
+
+int set_number(PyObject* self, PyObject* number, void*) {
+  const int64_t given = PyLong_AsLongLong(number);
+  if (given == -1 && PyErr_Occurred()) {
+    return -1;
+  }
+  in(self).number = given;
+  return 0;
+}
+
+PyObject* get_input(PyObject* self, void*) { return PyLong_FromLongLong(in(self).input); }
+
+PyGetSetDef python_buffer_attributes[] = {
+    {"number", &get_number, &set_number, nullptr, nullptr},
+    {"spec", &get_spec, &set_spec, nullptr, nullptr},
+    {"input", &get_input, nullptr, nullptr, nullptr},
+    {nullptr, nullptr, nullptr, nullptr, nullptr},
+};
+
+template <class Function>
+void add_method(const char* name, Function function) {
+  const py::handle type(reinterpret_cast<PyObject*>(&python_buffer_type));
+  const py::cpp_function method(function, py::name(name), py::is_method(type));
+  PyDict_SetItemString(python_buffer_type.tp_dict, name, method.ptr());
+}
+
+void make_python_buffer_type() {
+  Py_SET_REFCNT(reinterpret_cast<PyObject*>(&python_buffer_type), 1);
+  python_buffer_type.tp_name = "torch_ltc._native.Buffer";
+  python_buffer_type.tp_basicsize = sizeof(PythonBuffer);
+  python_buffer_type.tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE;
+  python_buffer_type.tp_new = [](PyTypeObject* type, PyObject*, PyObject*) {
+    return new_python_buffer(type, c10::make_intrusive<Buffer>());
+  };
+  python_buffer_type.tp_dealloc = &end_of_python_buffer;
+  python_buffer_type.tp_getset = python_buffer_attributes;
+  if (PyType_Ready(&python_buffer_type) < 0) {
+    throw py::error_already_set();
+  }
+  add_method("note_data", [](py::handle self) { in(self.ptr()).computed = true; });
+  add_method("value_of", [](py::handle self, py::handle spec, int64_t base) {
+    return in(self.ptr()).value_of(spec_of(spec).get(), base);
+  });
+  add_method("remember_view", [](py::handle self, py::handle spec, int64_t base, int64_t number) {
+    in(self.ptr()).remember_view(spec_of(spec), base, number);
+  });
+  add_method("view_numbers", [](py::handle self, int64_t base) {
+    std::vector<int64_t> found;
+    if (in(self.ptr()).views_base == base) {
+      for (const auto& view : in(self.ptr()).views) {
+        found.push_back(view.second);
+      }
+    }
+    return found;
+  });
+  PyType_Modified(&python_buffer_type);
+}
 
 }  // namespace
+
+const BufferPtr& buffer_of_python(py::handle python) {
+  if (!PyObject_TypeCheck(python.ptr(), &python_buffer_type)) {
+    throw py::type_error("a Buffer is expected");
+  }
+  return reinterpret_cast<PythonBuffer*>(python.ptr())->buffer;
+}
 
 SpecPtr spec_of(py::handle python) {
   py::object known = python.attr("native");
@@ -44,8 +150,10 @@ SpecPtr spec_of(py::handle python) {
 py::object python_of(const BufferPtr& buffer) {
   PyObject* known = buffer->python.load();
   if (known == nullptr) {
-    py::object made = py::reinterpret_borrow<py::object>(buffer_class)();
-    made.cast<BufferHandle&>().buffer = buffer;
+    py::object made = py::reinterpret_steal<py::object>(new_python_buffer(buffer_class, buffer));
+    if (!made) {
+      throw py::error_already_set();
+    }
     known = made.inc_ref().ptr();
     buffer->python.store(known);
     // Its storage may have ended meanwhile, on a thread without the GIL, and found nothing to let go of.
@@ -87,7 +195,7 @@ int64_t number_of(py::handle object) {
 
 // A storage holds the buffer from now on, and with it the `Buffer` of Python.
 const BufferPtr& held(py::handle python) {
-  const BufferPtr& buffer = python.cast<BufferHandle&>().buffer;
+  const BufferPtr& buffer = buffer_of_python(python);
   if (buffer->python.load() == nullptr) {
     buffer->python.store(python.inc_ref().ptr());
   }
@@ -108,40 +216,11 @@ void bind_buffers(py::module_& module) {
   py::class_<SpecHandle>(module, "Spec").def("is_used", [](const SpecHandle& self) {
     return self.spec.use_count() > 1;
   });
-  py::class_<BufferHandle>(module, "Buffer")
-      .def(py::init<>())
-      .def_property(
-          "number", [](const BufferHandle& self) { return self.buffer->number; },
-          [](BufferHandle& self, int64_t number) { self.buffer->number = number; })
-      .def_property(
-          "spec",
-          [](const BufferHandle& self) {
-            return self.buffer->spec ? py::reinterpret_borrow<py::object>(self.buffer->spec->python) : py::none();
-          },
-          [](BufferHandle& self, py::handle spec) { self.buffer->spec = spec_of(spec); })
-      .def_property_readonly("input", [](const BufferHandle& self) { return self.buffer->input; })
-      .def("note_data", [](BufferHandle& self) { self.buffer->computed = true; })
-      .def(
-          "value_of",
-          [](const BufferHandle& self, py::handle spec, int64_t base) {
-            return self.buffer->value_of(spec_of(spec).get(), base);
-          })
-      .def(
-          "remember_view",
-          [](BufferHandle& self, py::handle spec, int64_t base, int64_t number) {
-            self.buffer->remember_view(spec_of(spec), base, number);
-          })
-      .def("forget_views", [](BufferHandle& self) { self.buffer->forget_views(); })
-      .def("view_numbers", [](const BufferHandle& self, int64_t base) {
-        std::vector<int64_t> found;
-        if (self.buffer->views_base == base) {
-          for (const auto& view : self.buffer->views) {
-            found.push_back(view.second);
-          }
-        }
-        return found;
-      });
-  module.def("set_buffer_class", [](py::object made) { buffer_class = made.release().ptr(); });
+  make_python_buffer_type();
+  module.attr("Buffer") = py::handle(reinterpret_cast<PyObject*>(&python_buffer_type));
+  module.def("set_buffer_class", [](py::object made) {
+    buffer_class = reinterpret_cast<PyTypeObject*>(made.release().ptr());
+  });
   module.def("find_buffer", &find_buffer);
   module.def("number_of", &number_of);
   module.def("new_tensor", &python_new_tensor);

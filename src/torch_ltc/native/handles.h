@@ -11,9 +11,8 @@ struct SpecHandle {
   SpecPtr spec;
 };
 
-struct BufferHandle {
-  BufferPtr buffer = c10::make_intrusive<Buffer>();
-};
+// The buffer of a `Buffer` of Python.
+const BufferPtr& buffer_of_python(py::handle python);
 
 // The form in C++ of a `Spec` of Python, kept on it.
 SpecPtr spec_of(py::handle python);

@@ -224,13 +224,23 @@ bool Recorder::fits(const Node& node, const c10::IValue* arguments, Operands& fo
   return is_tried(node, found.numbers);
 }
 
-BufferPtr& Recorder::add_buffer() {
+at::Tensor Recorder::new_result(const SpecPtr& spec, int64_t number) {
   if (spare.empty()) {
-    return buffers.emplace_back(c10::make_intrusive<Buffer>());
+    buffers.emplace_back(c10::make_intrusive<Buffer>());
+  } else {
+    buffers.push_back(std::move(spare.back()));
+    spare.pop_back();
   }
-  buffers.push_back(std::move(spare.back()));
-  spare.pop_back();
-  return buffers.back();
+  const BufferPtr& buffer = buffers.back();
+  buffer->number = number;
+  buffer->spec = spec;
+  return new_tensor(buffer, *spec, spec->size_bytes);
+}
+
+at::Tensor Recorder::new_view(const at::Tensor& of, const SpecPtr& spec, int64_t number) const {
+  at::Tensor tensor = view_tensor(of, *spec);
+  buffer_of(tensor.unsafeGetTensorImpl()->unsafe_storage())->remember_view(spec, base, number);
+  return tensor;
 }
 
 void Recorder::release_buffers() {
@@ -238,6 +248,8 @@ void Recorder::release_buffers() {
     if (buffer.use_count() == 1 && spare.size() < kMostSpare) {
       buffer->reset();
       spare.push_back(std::move(buffer));
+    } else {
+      buffer->forget_views();
     }
   }
   buffers.clear();
@@ -246,19 +258,12 @@ void Recorder::release_buffers() {
 at::Tensor Recorder::make(
     const Result& result, int64_t& number, const Operands& found, const Tensors& made) {
   switch (result.is) {
-    case Result::Is::Fresh: {
-      const BufferPtr& buffer = add_buffer();
-      buffer->number = number++;
-      buffer->spec = result.spec;
-      return new_tensor(buffer, *result.spec, result.spec->size_bytes);
-    }
+    case Result::Is::Fresh:
+      return new_result(result.spec, number++);
     case Result::Is::Shared:
-    case Result::Is::View: {
-      const at::Tensor& base_tensor = result.is == Result::Is::View ? *found.lazy[result.of] : made[result.of];
-      at::Tensor tensor = view_tensor(base_tensor, *result.spec);
-      buffer_of(tensor.unsafeGetTensorImpl()->unsafe_storage())->remember_view(result.spec, base, number++);
-      return tensor;
-    }
+      return new_view(made[result.of], result.spec, number++);
+    case Result::Is::View:
+      return new_view(*found.lazy[result.of], result.spec, number++);
     case Result::Is::Same:
       return *found.lazy[result.of];
     case Result::Is::Nothing:
@@ -298,8 +303,8 @@ void Recorder::results(const Node& node, const Operands& found, Values& into) {
   }
 }
 
-// What Python is told of a call before it is taken; false when that fails: then Python does the call, and meets what is
-// wrong.
+// What Python is told of a call before it is taken. False when there is no Python any more; raises what a handler of a
+// signal raises meanwhile.
 bool Recorder::told(const Operator& op, const Node& node) const {
   if (started != 0 && !op.located) {
     return true;
@@ -308,21 +313,13 @@ bool Recorder::told(const Operator& op, const Node& node) const {
     return false;
   }
   const py::gil_scoped_acquire gil;
-  try {
-    if (started == 0) {
-      py::handle{begin}();
-    }
-    if (op.located) {
-      py::handle{note_line}(py::handle{node.python});
-    }
-    return true;
-  } catch (py::error_already_set& error) {
-    if (error.matches(PyExc_KeyboardInterrupt)) {
-      // For later: a call that is being recorded is not to be left half way.
-      PyErr_SetInterrupt();
-    }
-    return false;
+  if (started == 0) {
+    py::handle{begin}();
   }
+  if (op.located) {
+    py::handle{note_line}(py::handle{node.python});
+  }
+  return true;
 }
 
 bool Recorder::hit(Operator& op, const c10::IValue* arguments, Values* returned) {
@@ -344,9 +341,14 @@ bool Recorder::hit(Operator& op, const c10::IValue* arguments, Values* returned)
     go_back(before, found);
     return false;
   }
-  if (!told(op, *taken)) {
-    ++op.misses;
-    return false;
+  try {
+    if (!told(op, *taken)) {
+      ++op.misses;
+      return false;
+    }
+  } catch (...) {
+    go_back(before, found);
+    throw;
   }
   if (returned != nullptr) {
     results(*taken, found, *returned);

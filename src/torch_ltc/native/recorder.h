@@ -44,6 +44,10 @@ class Recorder {
   // Record the call; false when Python must do it. A call that returns what it writes, or nothing, needs no `returned`.
   bool hit(Operator& op, const c10::IValue* arguments, Values* returned);
 
+  // A new tensor, or a view, that is the value with this number.
+  at::Tensor new_result(const SpecPtr& spec, int64_t number);
+  at::Tensor new_view(const at::Tensor& of, const SpecPtr& spec, int64_t number) const;
+
   // The pending program has ended: nobody needs its buffers any more but those who hold them.
   void release_buffers();
 
@@ -67,7 +71,6 @@ class Recorder {
   void go_back(const Mark& mark, const Operands& found);
   bool operands(const Operator& op, const c10::IValue* arguments, Operands& found);
   bool fits(const Node& node, const c10::IValue* arguments, Operands& found) const;
-  BufferPtr& add_buffer();
   at::Tensor make(const Result& result, int64_t& number, const Operands& found, const Tensors& made);
   bool told(const Operator& op, const Node& node) const;
   void results(const Node& node, const Operands& found, Values& into);

@@ -2,6 +2,7 @@
 
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
 
 #include "conversion.h"
 #include "handles.h"
@@ -24,24 +25,38 @@ struct Place {
 };
 Place place;
 
-py::list take_list(Recorder& state, bool clear) {
+py::list inputs_of(const Recorder& state) {
   py::list found;
   for (const Input& input : state.inputs) {
     found.append(
         input.python != nullptr ? py::reinterpret_borrow<py::object>(input.python) : python_of(input.buffer));
   }
-  if (clear) {
-    std::vector<Input> inputs;
-    inputs.swap(state.inputs);
-    for (const Input& input : inputs) {
-      if (input.python != nullptr) {
-        Py_DECREF(input.python);
-      } else if (input.buffer->holders.fetch_sub(1) == 1) {
-        release_python(*input.buffer);
-      }
+  return found;
+}
+
+void release_inputs(Recorder& state) {
+  std::vector<Input> inputs;
+  inputs.swap(state.inputs);
+  for (const Input& input : inputs) {
+    input.buffer->forget_views();
+    if (input.python != nullptr) {
+      Py_DECREF(input.python);
+    } else if (input.buffer->holders.fetch_sub(1) == 1) {
+      release_python(*input.buffer);
     }
   }
-  return found;
+}
+
+// The buffers that the program defines and that somebody holds, and the numbers of their values in the program.
+py::tuple live_outputs(const Recorder& state) {
+  py::list buffers, numbers;
+  for (const BufferPtr& buffer : state.buffers) {
+    if (buffer->holders.load() > 0) {
+      buffers.append(python_of(buffer));
+      numbers.append(buffer->number - state.base);
+    }
+  }
+  return py::make_tuple(buffers, py::tuple(numbers));
 }
 
 py::list scalars_of(const Recorder& state) {
@@ -76,30 +91,28 @@ void bind_recorder(py::module_& module) {
                                             : py::reinterpret_borrow<py::object>(place.node);
           },
           [](Recorder& self, py::object node) { set_node(self, place.node, std::move(node)); })
-      .def("add_buffer", [](Recorder& self, BufferHandle& made) { self.buffers.push_back(made.buffer); })
+      .def("add_buffer", [](Recorder& self, py::handle made) { self.buffers.push_back(buffer_of_python(made)); })
+      .def("live_outputs", &live_outputs)
       .def(
-          "live_buffers",
-          [](Recorder& self) {
-            py::list found;
-            for (const BufferPtr& buffer : self.buffers) {
-              if (buffer->holders.load() > 0) {
-                found.append(python_of(buffer));
-              }
-            }
-            return found;
+          "new_result",
+          [](Recorder& self, py::handle spec, int64_t number) { return self.new_result(spec_of(spec), number); })
+      .def(
+          "new_view",
+          [](Recorder& self, const at::Tensor& base, py::handle spec, int64_t number) {
+            return self.new_view(base, spec_of(spec), number);
           })
-      .def("is_input", [](const Recorder& self, const BufferHandle& of) { return self.is_input(*of.buffer); })
+      .def("is_input", [](const Recorder& self, py::handle of) { return self.is_input(*buffer_of_python(of)); })
       .def(
           "add_input",
           [](Recorder& self, py::object python) {
-            BufferPtr buffer = python.cast<BufferHandle&>().buffer;
+            BufferPtr buffer = buffer_of_python(python);
             if (!self.is_input(*buffer)) {
               buffer->input = static_cast<int64_t>(self.inputs.size());
               self.inputs.push_back({buffer, python.release().ptr()});
             }
             return buffer->input;
           })
-      .def_property_readonly("inputs", [](Recorder& self) { return take_list(self, false); })
+      .def_property_readonly("inputs", &inputs_of)
       .def_property_readonly("scalars", [](const Recorder& self) { return scalars_of(self); })
       .def_property_readonly("scalar_count", [](const Recorder& self) { return self.scalars.size(); })
       .def(
@@ -112,7 +125,7 @@ void bind_recorder(py::module_& module) {
       .def(
           "clear",
           [](Recorder& self) {
-            take_list(self, true);
+            release_inputs(self);
             self.scalars.clear();
             self.release_buffers();
           })

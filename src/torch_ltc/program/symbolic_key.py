@@ -43,7 +43,7 @@ _NUMBERS = (int, float, bool, complex)
 class _Plan:
     """The part of each argument of one operator. Held in a table, so that its `code` is its operator for ever."""
 
-    __slots__ = ("code", "op", "abstract", "names", "plain", "chooses")
+    __slots__ = ("code", "op", "abstract", "names", "plain", "chooses", "addresses", "strides")
 
     def __init__(self, code: int, op: OpOverload) -> None:
         self.code = code
@@ -56,6 +56,9 @@ class _Plan:
         self.plain = not any(self.abstract)
         # Whether what it runs depends on the layout of its operands.
         self.chooses = op in FORMULAS
+        name = op._schema.name.partition("::")[2]
+        self.addresses = name.startswith(STORAGE_CALLS)
+        self.strides = name.startswith(_STRIDED_VIEW)
 
 
 def _is_symbolic(argument: SchemaArgument) -> bool:
@@ -289,10 +292,13 @@ def addresses_storage(program: Program, recorded: bool) -> Call | None:
     """A call that looks at the memory of a value that another call made, if there is one: what it finds depends on how
     the kernel of that call lays its result out, which sizes alone need not tell. `recorded` says that kernels are
     called as recorded, not in the functional form."""
-    names = (*STORAGE_CALLS, _STRIDED_VIEW) if recorded else STORAGE_CALLS
+    calls = program.calls
+    addressing = [plan.addresses or (recorded and plan.strides) for plan in [_plan(call.op) for call in calls]]
+    if True not in addressing:
+        return None
     outside = {instruction.number for instruction in program.inputs}
-    for call in program.calls:
-        if call.op._schema.name.partition("::")[2].startswith(names) and not outside.issuperset(call.operands):
+    for call, addresses in zip(calls, addressing, strict=True):
+        if addresses and not outside.issuperset(call.operands):
             return call
         for item, number in zip(call.flat_returns, call.numbers, strict=True):
             if item.kind is ReturnKind.VIEW and call.operands[item.operand] in outside:

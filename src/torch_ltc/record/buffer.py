@@ -79,10 +79,6 @@ class _Values:
             self.views_base = base
         self.views[spec] = number
 
-    def forget_views(self) -> None:
-        """Forget them: the program that they belong to is over."""
-        self.views = None
-
     def view_numbers(self, base: int) -> list[int]:
         """The absolute numbers of the values that look at this buffer in the program that begins at `base`."""
         return list(self.views.values()) if self.views is not None and self.views_base == base else []

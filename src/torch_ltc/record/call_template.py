@@ -28,9 +28,32 @@ class CallTemplate:
     """A call without its value numbers. `layout` is shared by its instructions: kernels lay results out by shapes."""
 
     # A plain slots class, as the nodes that are made from it.
-    __slots__ = ("returns", "args", "kwargs", "layout", "numbers", "made", "size", "dtype", "spec", "plan")
+    __slots__ = (
+        "returns",
+        "args",
+        "kwargs",
+        "layout",
+        "numbers",
+        "made",
+        "size",
+        "dtype",
+        "spec",
+        "plan",
+        "operands",
+        "tensors",
+        "scalars",
+        "named",
+    )
 
-    def __init__(self, node: Node, call: Call) -> None:
+    def __init__(self, node: Node, call: Call, operator: Operator) -> None:
+        # Places in the key of tensors and numbers, and where they go: the same for all calls with the signature.
+        key, positional = node.key, operator.positional
+        found = [(place, position) for place, position in operator.run_time if key[place].__class__ is int]
+        self.operands = tuple([place for place, _ in found])
+        self.tensors = tuple([pair for pair in found if pair[1] < positional])
+        named = [(place, position - positional) for place, position in found if position >= positional]
+        self.named = tuple([(place, operator.keywords[position]) for place, position in named])
+        self.scalars = tuple([pair for pair in operator.run_time if key[pair[0]].__class__ is type])
         self.returns = call.returns
         self.args = call.args
         self.kwargs = call.kwargs
@@ -45,28 +68,19 @@ class CallTemplate:
         """The call with this key: results are numbered from `first` on, run-time numbers are in `slot` and after."""
         args: list[Any] = list(self.args)
         kwargs = self.kwargs
-        operands: list[int] = []
-        for place, position in operator.run_time:
-            part = key[place]
-            operand: Any
-            if part.__class__ is int:
-                operands.append(part)
-                operand = value_operand(part)
-            elif part.__class__ is type:
-                operand = scalar_operand(slot, part)
-                slot += 1
-            else:
-                continue
-            if position < len(args):
-                args[position] = operand
-            else:
-                # By name only, as the mask of attention.
-                kwargs = {**kwargs, operator.keywords[position - operator.positional]: operand}
+        for place, position in self.tensors:
+            args[position] = value_operand(key[place])
+        for place, position in self.scalars:
+            args[position] = scalar_operand(slot, key[place])
+            slot += 1
+        for place, name in self.named:
+            # By name only, as the mask of attention.
+            kwargs = {**kwargs, name: value_operand(key[place])}
         return Call(
             operator.op,
             tuple(args),
             kwargs,
-            tuple(operands),
+            tuple([key[place] for place in self.operands]),
             self.returns,
             first,
             source,
@@ -135,4 +149,4 @@ class CallTemplates:
         """Make a template of a new instruction."""
         if len(self._found) >= _MOST_TEMPLATES:
             self._found.clear()
-        self._found[signature] = CallTemplate(node, call)
+        self._found[signature] = CallTemplate(node, call, node.key[0])

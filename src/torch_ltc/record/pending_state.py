@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torch_ltc.program.spec import held_elsewhere
+import torch
+
+from torch_ltc.program.spec import Spec, held_elsewhere
 from torch_ltc.program.tree import Node
 from torch_ltc.record.buffer import Buffer
 
@@ -36,6 +38,8 @@ class PendingState:
 
     def clear(self) -> None:
         """Let go of buffers, inputs and numbers. Lists that were taken before stay as they are."""
+        for buffer in (*self.buffers, *self.inputs):
+            buffer.views = None
         self.buffers.clear()
         self.inputs = []
         self.scalars = []
@@ -44,11 +48,21 @@ class PendingState:
         """The program defines this buffer."""
         self.buffers.append(buffer)
 
-    def live_buffers(self) -> list[Buffer]:
-        """Buffers that the program defines and that someone still holds."""
+    def live_outputs(self) -> tuple[list[Buffer], tuple[int, ...]]:
+        """Buffers that the program defines and that someone still holds, and the numbers of their values in the
+        program."""
         # A buffer is held by its storage, which lives as long as any tensor on it. Counting references is exact here:
         # the lock is held, and nothing else keeps buffers.
-        return held_elsewhere(self.buffers)
+        found = held_elsewhere(self.buffers)
+        return found, tuple([buffer.number - self.base for buffer in found])
+
+    def new_result(self, spec: Spec, number: int) -> torch.Tensor:
+        """A new tensor that is the value with this number; for the extension, which has this."""
+        raise NotImplementedError
+
+    def new_view(self, of: torch.Tensor, spec: Spec, number: int) -> torch.Tensor:
+        """A view that is the value with this number; for the extension, which has this."""
+        raise NotImplementedError
 
     def is_input(self, buffer: Buffer) -> bool:
         """True when the program takes this buffer."""

@@ -26,7 +26,7 @@ from torch_ltc.debug.history import functions_explained
 from torch_ltc.errors import JitError
 from torch_ltc.events import Event, FallbackEvent, SyncEvent, SyncReason, UploadEvent, subscribe
 from torch_ltc.execute.executor import executor
-from torch_ltc.execute.sync import cut, live_outputs, pending_entry
+from torch_ltc.execute.sync import cut, pending_entry
 from torch_ltc.program.spec import spec_of
 from torch_ltc.record.buffer import buffer_of
 from torch_ltc.record.recorder import recorder
@@ -327,8 +327,8 @@ class JitFunction:
         with recorder.lock:
             if recorder.empty:
                 raise NotReplayable("it records nothing")
-            outputs = live_outputs()
-            entry, _ = pending_entry(outputs)
+            outputs, live = recorder.live_outputs()
+            entry, _ = pending_entry(live)
             inputs, scalars = list(recorder.inputs), list(recorder.scalars)
         return Anatomy(before, after, leaves, entry, inputs, outputs).recorded(result, scalars)
 

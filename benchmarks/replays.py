@@ -10,6 +10,7 @@ in processor time, a part at a time; parts that contain others are indented less
 from __future__ import annotations
 
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -26,6 +27,8 @@ from torch_ltc.replay import function, plan
 LAYERS, WIDTH, HEADS, BATCH, LENGTH = 12, 16, 2, 2, 8
 WARM, ROUNDS = 15, 200
 _READ_EVERY = 40
+_BATCHES = 64
+_SAY_EVERY_S = 5.0
 # What must not grow: on a GPU all that its allocator counts, else the live buffers.
 _LIVE = "physical.allocated_bytes.all.current" if torch.cuda.is_available() else "allocated_bytes.all.current"
 
@@ -132,21 +135,25 @@ def host(optimizer: str) -> str:
 # ---- thousands of replays -------------------------------------------------------------------------------------------
 
 
-def train(replays: int, captured: bool, dropout: float = 0.1) -> tuple[list[float], list[int]]:
-    """The losses of that many steps with changing batches, rates and dropout, and memory figures on the way."""
+def train(
+    replays: int, captured: bool, dropout: float = 0.1, note: Callable[[int], None] = lambda number: None
+) -> tuple[list[float], list[int]]:
+    """The losses of that many steps with changing batches, rates and dropout, and memory figures on the way; `note`
+    is told the number of steps so far whenever losses were read."""
     with settings.scope(cuda_graphs="auto" if captured else "off"):
-        return _train(replays, captured, dropout)
+        return _train(replays, captured, dropout, note)
 
 
-def _train(replays: int, captured: bool, dropout: float) -> tuple[list[float], list[int]]:
+def _train(replays: int, captured: bool, dropout: float, note: Callable[[int], None]) -> tuple[list[float], list[int]]:
     torch.manual_seed(0)
     torch.ltc.manual_seed(0)
     layers = [nn.Linear(32, 64), nn.GELU(), nn.Dropout(dropout), nn.LayerNorm(64), nn.Linear(64, 8)]
     model = nn.Sequential(*layers).to("ltc")
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 500)
-    inputs = torch.randn(64, 16, 32)
-    targets = torch.randint(0, 8, (64, 16))
+    # On the device already: what is tried is replays, and uploads would take most of the time.
+    inputs = [torch.randn(16, 32).to("ltc") for _ in range(_BATCHES)]
+    targets = [torch.randint(0, 8, (16,)).to("ltc") for _ in range(_BATCHES)]
 
     def step(x: Tensor, y: Tensor) -> Tensor:
         optimizer.zero_grad()
@@ -160,29 +167,44 @@ def _train(replays: int, captured: bool, dropout: float) -> tuple[list[float], l
     kept: list[Tensor] = []
     sizes: list[int] = []
     for number in range(replays):
-        loss = function(inputs[number % 64].to("ltc"), targets[number % 64].to("ltc"))
+        kept.append(function(inputs[number % _BATCHES], targets[number % _BATCHES]).detach())
         schedule.step()
-        kept.append(loss.detach())
         if len(kept) == _READ_EVERY or number == replays - 1:
-            losses += [item.item() for item in kept]
+            losses += torch.stack(kept).tolist()
             kept.clear()
             torch_ltc.sync(wait=True)
             sizes.append(torch.ltc.memory_stats()[_LIVE])
+            note(number + 1)
     return losses, sizes
+
+
+class _Progress:
+    """Prints how far a training is, every few seconds, and what it took."""
+
+    def __init__(self, what: str, steps: int) -> None:
+        self._what, self._steps = what, steps
+        self._began = self._said = time.perf_counter()
+
+    def __call__(self, number: int) -> None:
+        now = time.perf_counter()
+        if number == self._steps or now - self._said > _SAY_EVERY_S:
+            self._said = now
+            took = now - self._began
+            print(f"{self._what}: {number} of {self._steps} steps, {took:.1f} s, {took / number * 1e3:.2f} ms a step")
+            sys.stdout.flush()
 
 
 def many(replays: int) -> str:
     """Say whether that many replays give the losses of as many recorded steps, in memory that does not grow."""
     settings.backend = "interpreter"
     torch.use_deterministic_algorithms(True)
-    began = time.perf_counter()
-    expected, _ = train(replays, captured=False)
-    middle = time.perf_counter()
-    got, sizes = train(replays, captured=True)
-    took = time.perf_counter()
+    expected, _ = train(replays, captured=False, note=_Progress("recorded", replays))
+    got, sizes = train(replays, captured=True, note=_Progress("jit", replays))
     different = sum(a != b for a, b in zip(expected, got, strict=True))
     counters = {name: torch_ltc.metrics.counter_value(name) for name in ("GraphCapture", "GraphReplay", "GraphRefused")}
+    # The first ones include what is captured on the way.
+    settled = sizes[len(sizes) // 2 :]
     return (
-        f"{replays} steps: {different} losses differ; recorded {middle - began:.1f} s, jit {took - middle:.1f} s; "
-        f"{counters}; live bytes on the way: {sizes}"
+        f"{replays} steps: {different} losses differ, the last one is {got[-1]:.6f}; {counters}; "
+        f"live bytes in the second half: {min(settled)} to {max(settled)}"
     )

@@ -91,6 +91,12 @@ class System:
     def step_began(self) -> None:
         """Told before every step."""
 
+    def timing_begins(self) -> None:
+        """Told before steps are timed: nobody but the benchmark would listen to what it listens to."""
+
+    def timing_ends(self) -> None:
+        """Told afterwards."""
+
     def count_operations(self, step: Callable[[], object]) -> int | None:
         """Operations of one step, which is run once for it; None where the system has no such thing."""
         with _Count() as count:
@@ -232,7 +238,6 @@ class Ltc(System):
     """torch_ltc with one of its backends: recorded, and captured where the device has graphs; or jit of the step."""
 
     device = "ltc"
-    records = True
 
     def __init__(self, backend: str, *, capture: bool = True, jit: bool = False) -> None:
         super().__init__()
@@ -242,6 +247,7 @@ class Ltc(System):
         if not capture:
             self._ltc.config.settings.cuda_graphs = "off"
         self._jit = jit
+        self.records = not jit
         self._replayed: Any = None
         self._captures = 0
         self._not_captured: dict[int, str] = {}
@@ -256,12 +262,31 @@ class Ltc(System):
         self._instructions = 0
         self._compiles_before = 0
         events.subscribe(self._on_compile, events.CompileEvent)
-        events.subscribe(lambda event: self._runs.append((event.program, event.backend)), events.ExecuteEvent)
         events.subscribe(self._on_refusal, events.RefusalEvent)
         events.subscribe(self._on_capture, events.CaptureEvent)
         events.subscribe(self._on_choice, events.ChoiceEvent)
-        events.subscribe(self._on_sync, events.SyncEvent)
-        events.subscribe(self._on_read, events.ReadEvent)
+        self._stops: list[Callable[[], None]] = []
+        self._listen()
+
+    def _listen(self) -> None:
+        """To what comes at every step."""
+        events = self._ltc.events
+        self._stops = [
+            events.subscribe(lambda event: self._runs.append((event.program, event.backend)), events.ExecuteEvent),
+            events.subscribe(self._on_sync, events.SyncEvent),
+            events.subscribe(self._on_read, events.ReadEvent),
+        ]
+
+    def timing_begins(self) -> None:
+        """What a replayed step tells is not needed while it is timed: there is no record time."""
+        if self._jit:
+            for stop in self._stops:
+                stop()
+
+    def timing_ends(self) -> None:
+        """Listen again."""
+        if self._jit:
+            self._listen()
 
     def compile_step(self, step: Function) -> Function:
         """Recorded each time, or replayed."""

@@ -102,6 +102,7 @@ class Worker:
         assert self.step is not None
         record_s = record_cpu_s = 0.0
         tells_cpu = True
+        self.system.timing_begins()
         cpu_began = time.process_time()
         began = time.perf_counter()
         for index in range(steps):
@@ -118,9 +119,11 @@ class Worker:
             if (index + 1) % read_every == 0 or index + 1 == steps:
                 self.system.read(probe)
             del probe, held
+        took_s, cpu_s = time.perf_counter() - began, time.process_time() - cpu_began
+        self.system.timing_ends()
         return {
-            "step_s": (time.perf_counter() - began) / steps,
-            "cpu_s": (time.process_time() - cpu_began) / steps,
+            "step_s": took_s / steps,
+            "cpu_s": cpu_s / steps,
             "record_s": record_s / steps if self._tells_record() else None,
             "record_cpu_s": record_cpu_s / steps if self._tells_record() and tells_cpu else None,
         }

@@ -1,17 +1,20 @@
 """Events: small values for observers, the only channel out of the pipeline.
 
 The pipeline emits, and knows nobody who listens; metrics, reports and tests subscribe. An event of a kind that nobody
-listens to costs one dictionary lookup.
+listens to costs one dictionary lookup. Whoever only keeps figures of what comes at every step takes it later, many
+events at a time (`keep_figures`).
 """
 
 import sys
 import threading
+import time
 import warnings
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from types import SimpleNamespace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from torch_ltc.errors import ListenerWarning, LtcWarning
 from torch_ltc.source import Source
@@ -34,9 +37,12 @@ __all__ = [
     "SyncEvent",
     "SyncReason",
     "UploadEvent",
+    "catch_up",
     "emit",
     "has_listeners",
+    "keep_figures",
     "subscribe",
+    "tell",
 ]
 
 
@@ -324,16 +330,89 @@ def subscribe(listener: Listener, *kinds: type) -> Callable[[], None]:
 
 def has_listeners(kind: type) -> bool:
     """True when anybody listens to `kind`: lets an emitter skip work that only makes the event."""
-    return kind in _subscriptions
+    return kind in _subscriptions or kind in _kept
 
 
 def emit(event: Event) -> None:
     """Hand `event` to everybody who listens to its kind, in the order of subscription; never raises."""
-    for subscription in _subscriptions.get(type(event), ()):
+    kind = type(event)
+    if kind in _kept:
+        _note(kind, tuple([getattr(event, name) for name in event.__slots__]))
+    elif _noted:
+        catch_up()
+    for subscription in _subscriptions.get(kind, ()):
         try:
             subscription.call(event)
         except Exception as error:
             _report(subscription, event, error)
+
+
+def tell(kind: type, *fields: Any) -> None:
+    """As `emit(kind(*fields))`, with all of its fields. The event is made only if somebody listens to each one."""
+    if kind in _subscriptions or kind not in _kept:
+        emit(kind(*fields))
+    else:
+        _note(kind, fields)
+
+
+# ---- figures -------------------------------------------------------------------------------------------------------
+
+Keeper: TypeAlias = Callable[..., None]
+
+# Who keeps figures, by kind; and what they were not told yet: kinds, times and fields.
+_kept: dict[type, tuple[Keeper, ...]] = {}
+_noted: deque[tuple[type, float, tuple[Any, ...]]] = deque()
+_MOST_NOTED = 512
+_catching_up = threading.RLock()
+_under_way: list[int] = []
+
+
+def keep_figures(keepers: Mapping[type, Keeper]) -> Callable[[], None]:
+    """Call the keeper of a kind as `keeper(at_s, *fields)` for each of its events; returns what ends it.
+
+    It is called some time later, in the order of the events, and on any thread: before an event of a kind that nobody
+    keeps figures of, or when somebody calls `catch_up`, as everybody must who reads figures.
+    """
+    catch_up()
+    with _lock:
+        for kind, keeper in keepers.items():
+            _kept[kind] = (*_kept.get(kind, ()), keeper)
+
+    def end() -> None:
+        catch_up()
+        with _lock:
+            for kind, keeper in keepers.items():
+                left = tuple(other for other in _kept.get(kind, ()) if other is not keeper)
+                if left:
+                    _kept[kind] = left
+                else:
+                    _kept.pop(kind, None)
+
+    return end
+
+
+def _note(kind: type, fields: tuple[Any, ...]) -> None:
+    _noted.append((kind, time.perf_counter(), fields))
+    if len(_noted) > _MOST_NOTED:
+        catch_up()
+
+
+def catch_up() -> None:
+    """Tell all who keep figures what they were not told yet."""
+    if not _noted:
+        return
+    with _catching_up:
+        if _under_way:
+            # A keeper was interrupted on this thread, as by the garbage collector; it goes on afterwards.
+            return
+        _under_way.append(1)
+        try:
+            while _noted:
+                kind, at_s, fields = _noted.popleft()
+                for keeper in _kept.get(kind, ()):
+                    keeper(at_s, *fields)
+        finally:
+            _under_way.clear()
 
 
 def _report(subscription: _Subscription, event: Event, error: Exception) -> None:

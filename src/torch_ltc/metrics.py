@@ -33,6 +33,7 @@ from torch_ltc.events import (
     UploadEvent,
 )
 from torch_ltc.hooks import Hook
+from torch_ltc.source import Source
 
 __all__ = [
     "COUNTERS",
@@ -120,12 +121,13 @@ class _Metric:
         self.unit: Unit = unit
         self.total = 0
         self.accumulator = 0.0
-        self.samples: deque[tuple[int, float]] = deque(maxlen=_SAMPLES_KEPT)
+        # With the time of each, in nanoseconds.
+        self.samples: deque[tuple[float, float]] = deque(maxlen=_SAMPLES_KEPT)
 
-    def add(self, value: float, now_ns: int) -> None:
+    def add(self, value: float, at_ns: float) -> None:
         self.total += 1
         self.accumulator += value
-        self.samples.append((now_ns, value))
+        self.samples.append((at_ns, value))
 
     def span_s(self) -> float:
         return (self.samples[-1][0] - self.samples[0][0]) / _NS_PER_S
@@ -164,7 +166,7 @@ class _Metric:
         }
 
 
-def _quantiles(samples: Iterable[tuple[int, float]]) -> dict[float, float]:
+def _quantiles(samples: Iterable[tuple[float, float]]) -> dict[float, float]:
     ordered = sorted(value for _, value in samples)
     last = len(ordered) - 1
     return {share: ordered[min(last, int(share * len(ordered)))] for share in _PERCENTILES} if ordered else {}
@@ -186,9 +188,6 @@ _op_names: dict[str, str] = {}
 # operations, and is synced at every step.
 _programs: dict[int, list[Any]] = {}
 _MOST_PROGRAMS = 256
-# Events of every step since the metrics were read, and when they came: worked out when they are asked for.
-_frequent: list[tuple[int, Any]] = []
-_MOST_FREQUENT = 32
 _resets = 0
 _on_reset = Hook[[], None]("metrics reset", "when the counters are reset")
 
@@ -208,15 +207,12 @@ def count_ops(ops: Mapping[str, int]) -> None:
             known[1] += 1
             return
         if len(_programs) >= _MOST_PROGRAMS:
-            _catch_up()
+            _add_ops()
         _programs[id(ops)] = [ops, 1]
 
 
-def _catch_up() -> None:
-    """Bring counters and metrics up to date, before they are read. With the lock held."""
-    for now_ns, event in _frequent:
-        _FREQUENT[type(event)](event, now_ns)
-    _frequent.clear()
+def _add_ops() -> None:
+    """Bring the counters up to date, before they are read. With the lock held."""
     for ops, programs in _programs.values():
         for op, n in ops.items():
             name = _op_names.get(op)
@@ -229,27 +225,29 @@ def _catch_up() -> None:
 def sample(name: str, value: float, unit: Unit = "") -> None:
     """Add one sample of the metric `name`; its first sample decides the unit: "ns", "bytes", or "" for a number."""
     with _lock:
-        _sample(name, value, unit)
+        _sample(name, value, unit, time.monotonic_ns())
 
 
 def counter_names() -> list[str]:
     """The names of all counters that are not 0, sorted."""
+    events.catch_up()
     with _lock:
-        _catch_up()
+        _add_ops()
         return sorted(name for name, value in _counters.items() if value)
 
 
 def counter_value(name: str) -> int | None:
     """The value of the counter `name`; None when it was never counted, or is 0."""
+    events.catch_up()
     with _lock:
-        _catch_up()
+        _add_ops()
         return _counters.get(name) or None
 
 
 def metric_names() -> list[str]:
     """The names of all metrics that have samples, sorted."""
+    events.catch_up()
     with _lock:
-        _catch_up()
         return sorted(_metrics)
 
 
@@ -259,10 +257,10 @@ def reset() -> None:
     A program that is queued but has not run is counted afterwards: call `torch_ltc.wait_device_ops()` first.
     """
     global _resets
+    events.catch_up()
     with _lock:
         _resets += 1
         _programs.clear()
-        _frequent.clear()
         _counters.clear()
         _metrics.clear()
     _on_reset()
@@ -281,16 +279,18 @@ def recorded() -> Iterator[Block]:
     `reset` in the block, what was counted since then. Percentiles are those of the block's latest 1024 samples.
     """
     block = Block()
+    events.catch_up()
     with _lock:
-        _catch_up()
+        _add_ops()
         resets = _resets
         counters = dict(_counters)
         totals = {name: (metric.total, metric.accumulator) for name, metric in _metrics.items()}
     try:
         yield block
     finally:
+        events.catch_up()
         with _lock:
-            _catch_up()
+            _add_ops()
             if resets != _resets:
                 counters, totals = {}, {}
             for name, value in sorted(_counters.items()):
@@ -304,8 +304,9 @@ def recorded() -> Iterator[Block]:
 
 def metrics_report() -> str:
     """All metrics, then all counters, each sorted by name, as text in the form of the original's report."""
+    events.catch_up()
     with _lock:
-        _catch_up()
+        _add_ops()
         lines: list[str] = []
         for name in sorted(_metrics):
             lines.append(f"Metric: {name}")
@@ -318,8 +319,9 @@ def metrics_report() -> str:
 
 def snapshot() -> dict[str, dict[str, Any]]:
     """All counters and metrics as plain values that `json.dumps` takes; times are in nanoseconds."""
+    events.catch_up()
     with _lock:
-        _catch_up()
+        _add_ops()
         return {
             "counters": {name: value for name, value in sorted(_counters.items()) if value},
             "metrics": {name: _metrics[name].snapshot() for name in sorted(_metrics)},
@@ -330,11 +332,11 @@ def _count(name: str, n: int = 1) -> None:
     _counters[name] = _counters.get(name, 0) + n
 
 
-def _sample(name: str, value: float, unit: Unit, now_ns: int = 0) -> None:
+def _sample(name: str, value: float, unit: Unit, at_ns: float) -> None:
     metric = _metrics.get(name)
     if metric is None:
         metric = _metrics[name] = _Metric(unit)
-    metric.add(value, now_ns or time.monotonic_ns())
+    metric.add(value, at_ns)
 
 
 def _format(value: float, unit: Unit) -> str:
@@ -389,7 +391,7 @@ def to_prometheus() -> str:
     `torch_ltc_other*`, with their name as the label.
     """
     with _lock:
-        _catch_up()
+        _add_ops()
         families = [*_counter_families(), *_metric_families()]
     return "".join(f"{line}\n" for family in families for line in family)
 
@@ -470,76 +472,85 @@ def _number(value: float) -> str:
 _SYNC_TIMES = {reason: f"SyncTime::{reason.name.lower()}" for reason in SyncReason}
 
 
-def _note(event: SyncEvent | ExecuteEvent | ReadEvent) -> None:
+def _on_sync(
+    at_s: float,
+    reason: SyncReason,
+    instructions: int,
+    inputs: int,
+    outputs: int,
+    program: int,
+    known: bool,
+    record_s: float,
+    source: Source | None,
+    duration_s: float,
+) -> None:
+    del inputs, program, source
+    at_ns = at_s * _NS_PER_S
+    # One lock for all of an event's figures: a reader sees a sync counted in full, or not at all.
     with _lock:
-        _frequent.append((time.monotonic_ns(), event))
-        if len(_frequent) >= _MOST_FREQUENT:
-            _catch_up()
+        _count("CachedCompile" if known else "UncachedCompile")
+        if reason is SyncReason.EXPLICIT or reason is SyncReason.OPTIMIZER:
+            _count("MarkStep")
+        elif reason is SyncReason.BOUND:
+            _count("TrimIrGraph")
+        _count("SyncedTensorsWithIR", outputs)
+        _sample("TensorsGraphSize", instructions, "", at_ns)
+        _sample("RecordTime", record_s * _NS_PER_S, "ns", at_ns)
+        _sample(_SYNC_TIMES[reason], duration_s * _NS_PER_S, "ns", at_ns)
 
 
-def _add_sync(event: SyncEvent, now_ns: int) -> None:
-    _count("CachedCompile" if event.known else "UncachedCompile")
-    if event.reason in (SyncReason.EXPLICIT, SyncReason.OPTIMIZER):
-        _count("MarkStep")
-    elif event.reason is SyncReason.BOUND:
-        _count("TrimIrGraph")
-    _count("SyncedTensorsWithIR", event.outputs)
-    _sample("TensorsGraphSize", event.instructions, "", now_ns)
-    _sample("RecordTime", event.record_s * _NS_PER_S, "ns", now_ns)
-    _sample(_SYNC_TIMES[event.reason], event.duration_s * _NS_PER_S, "ns", now_ns)
+def _on_execute(
+    at_s: float, program: int, backend: str, duration_s: float, failed: bool, captured: bool, host_s: float
+) -> None:
+    del program, host_s
+    at_ns = at_s * _NS_PER_S
+    with _lock:
+        _count("ExecuteFailed", int(failed))
+        _count("GraphReplay", int(captured))
+        _count("Execute::" + backend)
+        _sample("ExecuteTime", duration_s * _NS_PER_S, "ns", at_ns)
 
 
-def _add_execute(event: ExecuteEvent, now_ns: int) -> None:
-    _count("ExecuteFailed", int(event.failed))
-    _count("GraphReplay", int(event.captured))
-    _count("Execute::" + event.backend)
-    _sample("ExecuteTime", event.duration_s * _NS_PER_S, "ns", now_ns)
-
-
-def _add_read(event: ReadEvent, now_ns: int) -> None:
-    _sample("ReadTime", event.duration_s * _NS_PER_S, "ns", now_ns)
-    _sample("WaitTime", event.wait_s * _NS_PER_S, "ns", now_ns)
-    _sample("InboundData", event.size_bytes, "bytes", now_ns)
-
-
-_FREQUENT: Mapping[type, Callable[[Any, int], None]] = {
-    SyncEvent: _add_sync,
-    ExecuteEvent: _add_execute,
-    ReadEvent: _add_read,
-}
+def _on_read(
+    at_s: float, reason: str, size_bytes: int, duration_s: float, source: Source | None, wait_s: float
+) -> None:
+    del reason, source
+    at_ns = at_s * _NS_PER_S
+    with _lock:
+        _sample("ReadTime", duration_s * _NS_PER_S, "ns", at_ns)
+        _sample("WaitTime", wait_s * _NS_PER_S, "ns", at_ns)
+        _sample("InboundData", size_bytes, "bytes", at_ns)
 
 
 def _on_compile(event: CompileEvent) -> None:
-    with _lock:
-        _count("Compile")
-        _sample("CompileTime", event.duration_s * _NS_PER_S, "ns")
+    _count_timed("Compile", "CompileTime", event.duration_s)
 
 
 def _on_load(event: LoadEvent) -> None:
-    with _lock:
-        _count("CompileLoaded")
-        _sample("LoadTime", event.duration_s * _NS_PER_S, "ns")
+    _count_timed("CompileLoaded", "LoadTime", event.duration_s)
 
 
 def _on_fallback(event: FallbackEvent) -> None:
+    _count_timed(event.op, "FallbackTime", event.duration_s)
+
+
+def _count_timed(counter: str, metric: str, duration_s: float) -> None:
     with _lock:
-        _count(event.op)
-        _sample("FallbackTime", event.duration_s * _NS_PER_S, "ns")
+        _count(counter)
+        _sample(metric, duration_s * _NS_PER_S, "ns", time.monotonic_ns())
 
 
 def _on_upload(event: UploadEvent) -> None:
+    now_ns = time.monotonic_ns()
     with _lock:
-        _sample("UploadTime", event.duration_s * _NS_PER_S, "ns")
-        _sample("OutboundData", event.size_bytes, "bytes")
+        _sample("UploadTime", event.duration_s * _NS_PER_S, "ns", now_ns)
+        _sample("OutboundData", event.size_bytes, "bytes", now_ns)
 
 
 _HANDLERS: Mapping[type, Callable[[Any], None]] = {
-    SyncEvent: _note,
     CompileEvent: _on_compile,
     LoadEvent: _on_load,
-    ExecuteEvent: _note,
     FallbackEvent: _on_fallback,
-    ReadEvent: _note,
     UploadEvent: _on_upload,
     RefusalEvent: lambda _: count("CompileRefused"),
     CaptureEvent: lambda event: count("GraphRefused" if event.refusal else "GraphCapture"),
@@ -549,3 +560,4 @@ _HANDLERS: Mapping[type, Callable[[Any], None]] = {
 }
 for _kind, _handler in _HANDLERS.items():
     events.subscribe(_handler, _kind)
+events.keep_figures({SyncEvent: _on_sync, ExecuteEvent: _on_execute, ReadEvent: _on_read})

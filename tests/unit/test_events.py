@@ -9,7 +9,7 @@ import pytest
 
 from torch_ltc import events
 from torch_ltc.errors import ListenerWarning
-from torch_ltc.events import CompileEvent, Event, PruneEvent, SyncEvent, SyncReason
+from torch_ltc.events import CompileEvent, Event, ExecuteEvent, PruneEvent, ReadEvent, SyncEvent, SyncReason
 
 PRUNE = PruneEvent(nodes_before=10, nodes_after=5)
 COMPILE = CompileEvent(program=1, backend="torchscript", duration_s=0.5)
@@ -159,3 +159,52 @@ def test_sync_reasons_are_sentences() -> None:
     names = ["EXPLICIT", "READ", "OPTIMIZER", "BOUND", "FALLBACK", "SEED", "STATE", "BARRIER", "JIT"]
     assert [reason.name for reason in SyncReason] == names
     assert all(len(reason.value.split()) > 3 for reason in SyncReason)
+
+
+def test_figures_are_kept_later_and_in_order() -> None:
+    kept: list[tuple[object, ...]] = []
+    stop = events.keep_figures(
+        {ReadEvent: lambda at_s, *fields: kept.append(fields), ExecuteEvent: lambda at_s, *fields: kept.append(fields)}
+    )
+    try:
+        events.tell(ReadEvent, "item", 4, 0.5, None, 0.0)
+        events.emit(ExecuteEvent(1, "interpreter", 0.25, False))
+        assert kept == []
+        events.catch_up()
+        assert kept == [("item", 4, 0.5, None, 0.0), (1, "interpreter", 0.25, False, False, 0.0)]
+        events.tell(ReadEvent, "copy", 4, 0.5, None, 0.0)
+        events.emit(PruneEvent(2, 1))
+        assert kept[2:] == [("copy", 4, 0.5, None, 0.0)]
+    finally:
+        stop()
+    events.tell(ReadEvent, "item", 4, 0.5, None, 0.0)
+    events.catch_up()
+    assert len(kept) == 3
+
+
+def test_listeners_are_told_at_once_of_what_others_keep_figures_of() -> None:
+    kept: list[object] = []
+    heard: list[object] = []
+    stops = [
+        events.keep_figures({ReadEvent: lambda at_s, *fields: kept.append(fields)}),
+        events.subscribe(heard.append, ReadEvent),
+    ]
+    try:
+        events.tell(ReadEvent, "item", 4, 0.5, None, 0.0)
+        assert heard == [ReadEvent("item", 4, 0.5, None, 0.0)]
+        events.catch_up()
+        assert len(kept) == 1
+    finally:
+        for stop in stops:
+            stop()
+
+
+def test_many_events_are_not_kept_waiting() -> None:
+    kept: list[object] = []
+    stop = events.keep_figures({ReadEvent: lambda at_s, *fields: kept.append(fields)})
+    try:
+        for _ in range(2 * events._MOST_NOTED):
+            events.tell(ReadEvent, "item", 4, 0.5, None, 0.0)
+        assert len(kept) >= events._MOST_NOTED
+    finally:
+        stop()

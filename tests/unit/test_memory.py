@@ -317,3 +317,13 @@ def test_an_upload_without_memory_names_the_tensor_and_what_holds_the_memory() -
         str(caught.value),
     )
     assert kept.sum().item() == 1000
+
+
+def test_samples_are_thinned() -> None:
+    count = MemoryCount()
+    for _ in range(10_000):
+        count.end_run()
+    assert module._MOST_SAMPLES // 2 <= len(count.samples) < module._MOST_SAMPLES
+    assert count.samples == sorted(count.samples)
+    count.forget_samples()
+    assert not count.samples

@@ -212,11 +212,15 @@ class ExecutableCache:
         # Executables by identity, with the programs that use them: several programs may share one.
         self._users: OrderedDict[int, tuple[Executable, WeakSet[CachedProgram]]] = OrderedDict()
         self._by_fingerprint: dict[bytes, CachedProgram] = {}
+        # The one that was used last, and how often settings had been assigned then: using it again changes nothing.
+        self._latest = (0, 0)
 
     def touch(self, entry: CachedProgram) -> None:
         """Mark the executable of this program as just used, and evict the least recently used past the bound."""
         assert entry.compiled is not None
         origin = entry.compiled.origin
+        if entry.tracked is origin and self._latest == (id(origin), settings.assignments):
+            return
         evicted: list[tuple[Executable, WeakSet[CachedProgram]]] = []
         with self._lock:
             users = self._users.get(id(origin))
@@ -228,6 +232,7 @@ class ExecutableCache:
                 users[1].add(entry)
             while len(self._users) > settings.executables_bound:
                 evicted.append(self._users.popitem(last=False)[1])
+            self._latest = (id(origin), settings.assignments)
         _evict(evicted)
 
     def remove(self, entry: CachedProgram) -> None:
@@ -237,6 +242,7 @@ class ExecutableCache:
         if entry.tracked is None:
             return
         with self._lock:
+            self._latest = (0, 0)
             for identity, (_, users) in list(self._users.items()):
                 users.discard(entry)
                 if not users:
@@ -265,6 +271,7 @@ class ExecutableCache:
     def clear(self) -> None:
         """Evict every executable and forget the fingerprints."""
         with self._lock:
+            self._latest = (0, 0)
             evicted = list(self._users.values())
             self._users.clear()
         _evict(evicted)

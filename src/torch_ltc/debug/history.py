@@ -66,10 +66,10 @@ _MOST_SPANS = 20_000
 _MOST_PROGRAMS = 4_096
 _MOST_INSTRUCTIONS = 100_000
 _MOST_SITES = 10_000
-_MOST_SAMPLES = 2_000
 _MOST_HOLDINGS = 100
 _MOST_STATES = 8
-
+# The sentence and the name of each reason; asking an enum for them takes longer.
+_REASONS = {reason: (reason.value, reason.name.lower()) for reason in SyncReason}
 
 recompiled = Hook[[Explanation, int, Source], None](
     "recompiled", "when a site compiles for the third time or more, with the explanation"
@@ -86,6 +86,7 @@ class History:
 
     def clear(self) -> None:
         """Forget everything, and begin anew."""
+        events.catch_up()
         with self._lock:
             self._began = time.perf_counter()
             self._started = datetime.datetime.now().isoformat(timespec="seconds")
@@ -100,10 +101,8 @@ class History:
             self._compiles: deque[Compilation] = deque(maxlen=_MOST_PROGRAMS)
             self._nonfinite: deque[NonFiniteRow] = deque(maxlen=_MOST_SITES)
             self._compiled_at: dict[tuple[Source, Source], int] = {}
-            self._samples: list[tuple[float, int]] = []
-            self._every = 1
-            self._skipped = 0
-            self._optimizer_steps = self._explicit_steps = 0
+            memory.forget_samples()
+            self._step = self._optimizer_steps = self._explicit_steps = 0
             self._first_run = memory.run
 
     def listen(self) -> None:
@@ -111,9 +110,6 @@ class History:
         if self._listening:
             return
         handlers: dict[type, Callable[[Any], None]] = {
-            SyncEvent: self._on_sync,
-            ExecuteEvent: self._on_execute,
-            ReadEvent: self._on_read,
             UploadEvent: self._on_upload,
             CompileEvent: self._on_compile,
             LoadEvent: self._on_compile,
@@ -124,7 +120,9 @@ class History:
             ChoiceEvent: self._on_choice,
             NonFiniteEvent: self._on_nonfinite,
         }
+        keepers = {SyncEvent: self._on_sync, ExecuteEvent: self._on_execute, ReadEvent: self._on_read}
         self._listening = [events.subscribe(handler, kind) for kind, handler in handlers.items()]
+        self._listening.append(events.keep_figures(keepers))
         self._stop_synced = program_synced.add(self._on_synced)
 
     def stop(self) -> None:
@@ -137,7 +135,8 @@ class History:
     @property
     def step(self) -> int:
         """The number of steps that have ended: syncs after an optimizer, or, where there is none, explicit ones."""
-        return self._optimizer_steps or self._explicit_steps
+        events.catch_up()
+        return self._step
 
     # ---- events ---------------------------------------------------------------------------------------------------
 
@@ -153,7 +152,7 @@ class History:
         source: Source | None = None,
     ) -> None:
         self._span_count += 1
-        self._spans.append((kind, lane, end_s - took_s, took_s, self.step, program, label, size_bytes, source))
+        self._spans.append((kind, lane, end_s - took_s, took_s, self._step, program, label, size_bytes, source))
 
     def _program(self, identity: int) -> ProgramFigures:
         found = self._programs.get(identity)
@@ -179,30 +178,47 @@ class History:
             row = table.setdefault((id(source), kind, reason), LineFigures(source, kind, reason))
         return row
 
-    def _on_sync(self, event: SyncEvent) -> None:
-        now = time.perf_counter()
+    def _on_sync(
+        self,
+        at_s: float,
+        reason: SyncReason,
+        instructions: int,
+        inputs: int,
+        outputs: int,
+        program: int,
+        known: bool,
+        record_s: float,
+        source: Source | None,
+        duration_s: float,
+    ) -> None:
+        del known
+        sentence, name = _REASONS[reason]
         with self._lock:
-            identity, reason = event.program, event.reason
-            row = self._program(identity)
+            row = self._program(program)
             if not row.syncs:
-                row.site = event.source or UNKNOWN
+                row.site = source or UNKNOWN
                 row.reason = reason
-                row.inputs, row.outputs = event.inputs, event.outputs
-                row.calls = event.instructions - event.inputs
+                row.inputs, row.outputs = inputs, outputs
+                row.calls = instructions - inputs
             row.syncs += 1
-            row.record_s += event.record_s
-            self._span("record", "user", now - event.duration_s, event.record_s, identity, "")
-            self._span("sync", "user", now, event.duration_s, identity, reason.value)
-            site = self._site(self._sites, event.source, "sync", reason.name.lower())
-            site.add(self.step, event.duration_s)
+            row.record_s += record_s
+            self._span("record", "user", at_s - duration_s, record_s, program, "")
+            self._span("sync", "user", at_s, duration_s, program, sentence)
+            site = self._site(self._sites, source, "sync", name)
+            site.add(self._step, duration_s)
             if len(site.programs) < 8:
-                site.programs[identity] = None
+                site.programs[program] = None
             if reason is SyncReason.OPTIMIZER:
                 self._optimizer_steps += 1
             elif reason is SyncReason.EXPLICIT:
                 self._explicit_steps += 1
+            self._step = self._optimizer_steps or self._explicit_steps
 
     def _on_synced(self, entry: CachedProgram) -> None:
+        row = self._programs.get(entry.program.identity)
+        if row is not None and row.program is not None:
+            return
+        events.catch_up()
         row = self._programs.get(entry.program.identity)
         if row is None or row.program is not None:
             return
@@ -219,43 +235,34 @@ class History:
             if row is not newest:
                 self._forget(row)
 
-    def _on_execute(self, event: ExecuteEvent) -> None:
-        now = time.perf_counter()
+    def _on_execute(
+        self, at_s: float, program: int, backend: str, duration_s: float, failed: bool, captured: bool, host_s: float
+    ) -> None:
+        del host_s
         with self._lock:
-            row = self._program(event.program)
+            row = self._program(program)
             row.runs += 1
-            row.run_s += event.duration_s
-            row.failed += event.failed
-            row.replays += event.captured
-            row.backend = event.backend
-            if event.backend == registry.reference.name:
+            row.run_s += duration_s
+            row.failed += failed
+            row.replays += captured
+            row.backend = backend
+            if backend == registry.reference.name:
                 row.interpreted += 1
-                row.interpreted_s += event.duration_s
-            self._span("run", "worker", now, event.duration_s, event.program, event.backend)
-            self._sample_memory(now)
+                row.interpreted_s += duration_s
+            self._span("run", "worker", at_s, duration_s, program, backend)
 
-    def _sample_memory(self, now: float) -> None:
-        """Keep the memory in use now; in a long run only every second, fourth, ... time."""
-        self._skipped += 1
-        if self._skipped < self._every:
-            return
-        self._skipped = 0
-        self._samples.append((now, memory.current_bytes))
-        if len(self._samples) >= _MOST_SAMPLES:
-            self._samples = self._samples[::2]
-            self._every *= 2
-
-    def _on_read(self, event: ReadEvent) -> None:
-        now = time.perf_counter()
+    def _on_read(
+        self, at_s: float, reason: str, size_bytes: int, duration_s: float, source: Source | None, wait_s: float
+    ) -> None:
         with self._lock:
-            if event.wait_s:
-                copied_s = event.duration_s - event.wait_s
-                self._span("wait", "user", now - copied_s, event.wait_s, 0, event.reason)
-                self._span("copy", "user", now, copied_s, 0, event.reason, event.size_bytes)
+            if wait_s:
+                copied_s = duration_s - wait_s
+                self._span("wait", "user", at_s - copied_s, wait_s, 0, reason)
+                self._span("copy", "user", at_s, copied_s, 0, reason, size_bytes)
             else:
-                self._span("copy", "user", now, event.duration_s, 0, event.reason, event.size_bytes)
-            site = self._site(self._sites, event.source, "read", event.reason)
-            site.add(self.step, event.duration_s, event.size_bytes)
+                self._span("copy", "user", at_s, duration_s, 0, reason, size_bytes)
+            site = self._site(self._sites, source, "read", reason)
+            site.add(self._step, duration_s, size_bytes)
 
     def _on_upload(self, event: UploadEvent) -> None:
         with self._lock:
@@ -266,7 +273,7 @@ class History:
         with self._lock:
             self._span("fallback", "user", time.perf_counter(), event.duration_s, 0, event.op)
             site = self._site(self._fallbacks, event.source, event.op, event.reason)
-            site.add(self.step, event.duration_s)
+            site.add(self._step, event.duration_s)
 
     def _on_refusal(self, event: RefusalEvent) -> None:
         with self._lock:
@@ -292,7 +299,7 @@ class History:
 
     def _on_nonfinite(self, event: NonFiniteEvent) -> None:
         with self._lock:
-            row = NonFiniteRow(event.program, event.op, event.source or UNKNOWN, self.step, event.text)
+            row = NonFiniteRow(event.program, event.op, event.source or UNKNOWN, self._step, event.text)
             self._nonfinite.append(row)
 
     def _on_compile(self, event: CompileEvent | LoadEvent) -> None:
@@ -308,7 +315,7 @@ class History:
                 row.compile_s += event.duration_s
                 place = (row.first, row.site)
                 number = self._compiled_at[place] = self._compiled_at.get(place, 0) + 1
-            made = Compilation(event, now, self.step, number)
+            made = Compilation(event, now, self._step, number)
             self._compiles.append(made)
             kind = "load" if loaded else "compile"
             self._span(kind, "compiler", now, event.duration_s, event.program, event.backend)
@@ -333,6 +340,7 @@ class History:
 
     def newness(self, program: int) -> Explanation | None:
         """The cause of the program of this identity; None where nothing is kept of it."""
+        events.catch_up()
         with self._lock:
             row = self._programs.get(program)
             return None if row is None else self._newness(row, self._known())
@@ -346,6 +354,7 @@ class History:
     def recording(self, texts: bool = True, causes: bool = True) -> Recording:
         """Everything, as plain values. Without `texts` programs have no text, and without `causes` no explanation: that
         takes longest to make."""
+        events.catch_up()
         with self._lock:
             now = time.perf_counter()
             known = self._known()
@@ -353,7 +362,7 @@ class History:
                 command=tuple(sys.argv),
                 started=self._started,
                 duration_s=now - self._began,
-                steps=self.step,
+                steps=self._step,
                 versions=versions(),
                 settings=_setting_rows(),
                 programs=tuple(self._program_row(row, known, texts, causes) for row in self._programs.values()),
@@ -429,7 +438,7 @@ class History:
         return Memory(
             current_bytes=memory.current_bytes,
             peak_bytes=memory.peak_bytes,
-            samples=tuple((at - self._began, size) for at, size in self._samples),
+            samples=tuple((at - self._began, size) for at, size in memory.samples),
             largest=tuple(BufferRow(one.source, one.op, one.count, one.size_bytes, one.runs) for one in held),
             physical=physical_figures(),
         )

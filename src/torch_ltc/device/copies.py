@@ -20,7 +20,7 @@ from torch_ltc.errors import DeviceMismatchError, LtcError
 from torch_ltc.events import UploadEvent, emit
 from torch_ltc.execute.executor import executor
 from torch_ltc.execute.memory import add_upload, memory
-from torch_ltc.execute.sync import read
+from torch_ltc.execute.sync import read, read_number
 from torch_ltc.program.spec import spec_of
 from torch_ltc.record.buffer import buffer_of, physical_device
 from torch_ltc.record.call_site import current_source
@@ -219,7 +219,7 @@ def local_scalar_dense(source: torch.Tensor) -> Any:
     A read like any other, which no policy forbids; counted under the name by which the original counts it.
     """
     metrics.count(_LOCAL_SCALAR)
-    return read(source, lambda real: aten._local_scalar_dense.default(real), "item")
+    return read_number(source, aten._local_scalar_dense.default, "item")
 
 
 def index(source: torch.Tensor, indices: Any) -> Any:

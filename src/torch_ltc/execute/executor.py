@@ -36,14 +36,15 @@ from torch_ltc.deferred import deferred
 from torch_ltc.errors import LtcError
 from torch_ltc.execute.kernel_warnings import has_kernel_warnings, keep_warnings, show_kernel_warnings
 from torch_ltc.execute.signals import signals_deferred
+from torch_ltc.native.library import extension
 from torch_ltc.pytorch.openmp import release_pool
 from torch_ltc.pytorch.private import (
     below_autograd,
-    has_clean_state,
     set_flush_denormal,
     set_grad_enabled,
     set_threads,
 )
+from torch_ltc.pytorch.private import has_clean_state as _has_clean_state
 from torch_ltc.record.buffer import Buffer
 from torch_ltc.record.call_site import current_source
 from torch_ltc.record.recorder import recorder
@@ -56,6 +57,21 @@ Result = TypeVar("Result")
 _THREAD_S = 50e-6
 # For how long a thread waits for the launches of what it has queued for an idle device.
 _LAUNCH_S = 2e-3
+
+
+def _call_below_autograd(function: Callable[..., Any], *given: Any) -> Any:
+    """Call a function below autograd, with grad mode on."""
+    had_gradients = torch.is_grad_enabled()
+    try:
+        with below_autograd():
+            set_grad_enabled(True)
+            return function(*given)
+    finally:
+        set_grad_enabled(had_gradients)
+
+
+has_clean_state: Callable[[], bool] = _has_clean_state if extension is None else extension.has_clean_state
+call_below_autograd: Callable[..., Any] = _call_below_autograd if extension is None else extension.call_below_autograd
 
 
 class Uses:
@@ -132,7 +148,8 @@ class Executor:
         # By thread: the worker whose items it has taken on and not run yet.
         self._stand_ins: dict[int, _Worker] = {}
         self._process = os.getpid()
-        self._room = threading.Condition()
+        self._lock = threading.RLock()
+        self._room = threading.Condition(self._lock)
         self._waiting = 0
         # As `torch.set_flush_denormal` said; there is no way to ask.
         self.flush_denormal = False
@@ -141,7 +158,8 @@ class Executor:
 
     def forget(self) -> None:
         """In a process that was forked: the workers are not there, and nothing can be queued."""
-        self._room = threading.Condition()
+        self._lock = threading.RLock()
+        self._room = threading.Condition(self._lock)
         self._waiting = 0
         self._stand_ins.clear()
 
@@ -230,35 +248,43 @@ class Executor:
             with suppress(Timeout, CancelledError):
                 item.exception(_LAUNCH_S)
 
-    def run_here(self, work: Callable[[], None]) -> bool:
-        """Run work for the CPU on the calling thread, in its place among what is queued. False, and nothing is run,
-        when something is queued or under way, which has to run first, or the thread's state changes what kernels do.
+    def begin_here(self) -> bool:
+        """Let the calling thread run work for the CPU, in its place among what is queued, until it calls `end_here`.
+        False when something is queued or under way, which has to run first, or the thread's state changes what kernels
+        do.
 
-        For short work that raises nothing and waits for nothing, with the recorder's lock held: nobody sees it half
-        done.
+        For short work that waits for nothing, with the recorder's lock held: nobody sees it half done.
         """
         thread = threading.get_ident()
         worker = self._by_device.get("cpu:0")
         if worker is None or thread in self._workers or self.flush_denormal or not has_clean_state():
             return False
-        with self._room:
+        with self._lock:
             # An item waits until it has run.
             if self._waiting or worker.stand_in or self.is_forked():
                 return False
             worker.stand_in = thread
-        self._workers[thread] = worker
-        keep_warnings()
-        had_gradients = torch.is_grad_enabled()
-        try:
-            with below_autograd():
-                set_grad_enabled(True)
-                work()
-        finally:
-            set_grad_enabled(had_gradients)
-            keep_warnings(False)
-            del self._workers[thread]
-            self._stand_back(worker)
+        self.enter_here()
         return True
+
+    @property
+    def cpu_worker(self) -> Any:
+        """The worker of the CPU, if there is one; a thread that runs something in its place is its `stand_in`."""
+        return self._by_device.get("cpu:0")
+
+    def enter_here(self) -> None:
+        """Let the calling thread, which is a stand-in now, count as the CPU's worker."""
+        self._workers[threading.get_ident()] = self._by_device["cpu:0"]
+        keep_warnings()
+
+    def end_here(self) -> None:
+        """The work that began with `begin_here` is done."""
+        keep_warnings(False)
+        worker = self._workers.pop(threading.get_ident())
+        with self._lock:
+            worker.stand_in = 0
+            if self._waiting:
+                self._room.notify_all()
 
     def _check_process(self) -> None:
         if self.is_forked():

@@ -8,6 +8,7 @@ import os
 import resource
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ __all__ = [
 ]
 
 _SHOWN = 5
+_MOST_SAMPLES = 2_000
 _PROCESS_PAGES = "/proc/self/statm"
 
 
@@ -71,6 +73,25 @@ class MemoryCount:
         self.run = 0
         self.current_bytes = 0
         self.peak_bytes = 0
+        self.forget_samples()
+
+    def forget_samples(self) -> None:
+        """Begin to sample anew."""
+        # Times, and the bytes held then; of every so many-th run, so many have not been sampled since.
+        self.samples: list[tuple[float, int]] = []
+        self._every = 1
+        self._skipped = 0
+
+    def end_run(self) -> None:
+        """A program has run: keep the bytes that are held now; in a long run only every second, fourth, ... time."""
+        self._skipped += 1
+        if self._skipped < self._every:
+            return
+        self._skipped = 0
+        self.samples.append((time.perf_counter(), self.current_bytes))
+        if len(self.samples) >= _MOST_SAMPLES:
+            self.samples = self.samples[::2]
+            self._every *= 2
 
     def hold(self, buffer: Buffer, maker: Maker = None) -> None:
         """Count this buffer, which has just got its data, until it dies."""

@@ -16,15 +16,17 @@ from torch_ltc.compile.tier_policy import TierPolicy
 from torch_ltc.config import settings
 from torch_ltc.deferred import deferred
 from torch_ltc.errors import LtcError
-from torch_ltc.events import ExecuteEvent, SyncReason, emit
+from torch_ltc.events import ExecuteEvent, SyncReason, tell
 from torch_ltc.execute.buffer_passes import plain_data, renew, set_jobs, set_makers
 from torch_ltc.execute.capture import graphs_of
-from torch_ltc.execute.executor import Uses, executor
-from torch_ltc.execute.memory import add_holdings, memory
+from torch_ltc.execute.executor import Uses, call_below_autograd, executor
+from torch_ltc.execute.memory import Maker, add_holdings, memory
 from torch_ltc.execute.random_state import device_random
 from torch_ltc.execute.run import execute_settled, settled_run
-from torch_ltc.execute.sync import _all_lost, _run, _tell, cut
+from torch_ltc.execute.sync import _run, all_lost, cut, tell_sync
 from torch_ltc.lowering.interface import Arguments, Outcome
+from torch_ltc.lowering.lower import Executable
+from torch_ltc.lowering.registry import registry
 from torch_ltc.record.buffer import Buffer, remembered
 from torch_ltc.record.recorder import recorder
 
@@ -48,22 +50,24 @@ class Replayed:
         # The shortest run so far, and the executable that ran.
         self._least_s = float("inf")
         self._ran: object = None
+        # How it ran the last time, if that was on the calling thread.
+        self.ran_here: tuple[TierPolicy, Executable | None] | None = None
+        # What `settled_run` said last, where that does not depend on what is measured.
+        self._latest: tuple[TierPolicy, Executable | None] | None = None
 
     def run(self, inputs: list[Buffer], scalars: list[object], outputs: list[Buffer]) -> None:
         """Run the program on these buffers and numbers, or queue it."""
         began = time.perf_counter()
         if self._assignments != settings.assignments:
-            self._assignments, self._policy = settings.assignments, TierPolicy.current()
-        event = self._run_here(inputs, scalars, outputs)
-        if event is None:
+            self._assignments, self._policy, self._latest = settings.assignments, TierPolicy.current(), None
+        self.ran_here = None
+        if not self._run_here(inputs, scalars, outputs):
             idle = executor.is_idle()
             jobs: list[Future[None]] = []
             cut(SyncReason.JIT, then=lambda: jobs.append(self._queue(inputs, scalars, outputs)))
             if idle:
                 executor.let_launch(jobs[0])
-        else:
-            emit(event)
-        _tell(self.entry, SyncReason.JIT, True, len(outputs), 0.0, began)
+        tell_sync(self.entry, SyncReason.JIT, True, len(outputs), 0.0, began)
 
     def _queue(self, inputs: list[Buffer], scalars: list[object], outputs: list[Buffer]) -> Future[None]:
         """Have the worker run it. The recorder's lock is held."""
@@ -98,46 +102,55 @@ class Replayed:
 
     # ---- on the calling thread --------------------------------------------------------------------------------------
 
-    def _run_here(self, inputs: list[Buffer], scalars: list[object], outputs: list[Buffer]) -> ExecuteEvent | None:
+    def _run_here(self, inputs: list[Buffer], scalars: list[object], outputs: list[Buffer]) -> bool:
         """Run it now, if it is short, nothing is queued, and it is certain what will run."""
         if self._least_s > _SHORT_S or not self._own_code:
-            return None
+            return False
         entry = self.entry
-        settled = settled_run(entry, scalars, self._policy)
+        settled = self._settled(scalars)
         if settled is None or self._ran is not settled[1]:
-            return None
-        policy, executable = settled
-        told: list[ExecuteEvent] = []
-        interrupts: list[KeyboardInterrupt] = []
-
-        def run() -> None:
-            held = plain_data(entry, inputs)
-            if held is None:
-                return
-            arguments = Arguments(
-                held, scalars, device_random.generator, entry.program.device, None, replaceable=True, plain=True
-            )
-            try:
-                outcome, event = execute_settled(entry, arguments, policy, executable)
-            except BaseException as error:
-                outcome = _all_lost(entry, error)
-                event = ExecuteEvent(entry.program.identity, policy.backend.name, 0.0, failed=True)
-                if isinstance(error, KeyboardInterrupt):
-                    interrupts.append(error)
-            told.append(event)
-            self._install(outcome, inputs, outputs)
-
+            return False
+        interrupt: KeyboardInterrupt | None = None
         with recorder.lock:
-            if recorder.empty:
-                executor.run_here(run)
-        if not told:
-            return None
-        if interrupts:
-            raise interrupts[0]
+            if not recorder.empty or not executor.begin_here():
+                return False
+            try:
+                held = plain_data(entry, inputs)
+                if held is None:
+                    return False
+                arguments = Arguments(
+                    held, scalars, device_random.generator, entry.program.device, None, replaceable=True, plain=True
+                )
+                began = time.perf_counter()
+                try:
+                    outcome = call_below_autograd(execute_settled, entry, arguments, *settled)
+                except BaseException as error:
+                    outcome = all_lost(entry, error)
+                    interrupt = error if isinstance(error, KeyboardInterrupt) else None
+                took_s = time.perf_counter() - began
+                self.install(outcome, inputs, outputs)
+            finally:
+                executor.end_here()
+        if interrupt is not None:
+            raise interrupt
         entry.latest = scalars
-        return told[0]
+        self.ran_here = settled
+        used = registry.reference if settled[1] is None else settled[0].backend
+        tell(ExecuteEvent, entry.program.identity, used.name, took_s, bool(outcome.failures), False, 0.0)
+        return True
 
-    def _install(self, outcome: Outcome, inputs: list[Buffer], outputs: list[Buffer]) -> None:
+    def _settled(self, scalars: list[object]) -> tuple[TierPolicy, Executable | None] | None:
+        """As `settled_run`, whose answer is kept while it is certain to be the same."""
+        settled = self._latest
+        if settled is not None and not scalars:
+            executable = settled[1]
+            if executable is not None and self.entry.compiled is executable and not executable.dropped:
+                return settled
+        settled = settled_run(self.entry, scalars, self._policy)
+        self._latest = None if self._policy.measures else settled
+        return settled
+
+    def install(self, outcome: Outcome, inputs: list[Buffer], outputs: list[Buffer]) -> None:
         """Give the outputs their data: nothing that is queued writes to them."""
         entry = self.entry
         for position, data in outcome.replaced.items():
@@ -145,15 +158,20 @@ class Replayed:
         for failure in outcome.failures:
             deferred.add_error(add_holdings(failure))
         memory.run += 1
-        made = zip(outputs, outcome.results, entry.origins, entry.makers, strict=True)
-        for buffer, result, origin, maker in made:
-            buffer.job, buffer.maker = None, origin
+        held: list[tuple[Buffer, Maker]] = []
+        for buffer, result, origin, maker in zip(outputs, outcome.results, entry.origins, entry.makers, strict=True):
+            buffer.maker = origin
+            if buffer.job is not None:
+                buffer.job = None
             if isinstance(result, LtcError):
                 buffer.error = remembered(result)
             elif buffer.data is not result:
                 buffer.data = result
-                buffer.error = None
-                memory.hold(buffer, maker)
+                if buffer.error is not None:
+                    buffer.error = None
+                held.append((buffer, maker))
+        memory.hold_all(held)
+        memory.end_run()
 
 
 def _getter(positions: tuple[int, ...]) -> Callable[[list[Buffer]], tuple[Buffer, ...]]:

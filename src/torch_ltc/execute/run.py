@@ -90,20 +90,16 @@ def settled_run(
 
 def execute_settled(
     entry: CachedProgram, arguments: Arguments, policy: TierPolicy, executable: Executable | None
-) -> tuple[Outcome, ExecuteEvent]:
-    """Run a program on inputs that are all there, as `settled_run` said; the event is not told yet."""
+) -> Outcome:
+    """Run a program on inputs that are all there, as `settled_run` said. Nobody is told."""
     entry.runs += 1
     if executable is not None:
         executables.touch(entry)
     used = registry.reference if executable is None else policy.backend
-    began = time.perf_counter()
     with span("run", entry.program.identity, used.name):
         if executable is None:
-            outcome = _run_reference(entry, arguments)
-        else:
-            outcome = _run_compiled(entry, executable, arguments, policy)
-    took_s = time.perf_counter() - began
-    return outcome, ExecuteEvent(entry.program.identity, used.name, took_s, bool(outcome.failures))
+            return _run_reference(entry, arguments)
+        return _run_compiled(entry, executable, arguments, policy)
 
 
 def _execute_chosen(
@@ -207,34 +203,52 @@ def _run_compiled(entry: CachedProgram, executable: Executable, arguments: Argum
     the failed call is lost."""
     computation = executable.computation
     made = {} if computation.takes_handles else arguments.make_writable(entry.written_positions)
-    saved = _Saved(entry, executable, arguments)
+    saved = _Saved(entry, executable, arguments) if has_to_save(entry, executable) else None
     try:
         outcome = computation.run(arguments)
         if not (computation.checks_results or computation.settled):
             unchanged = _check(entry, computation, outcome, arguments, policy.backend.name)
             computation.settled = unchanged and computation.repeats_layouts
     except Exception as error:
-        if is_out_of_memory(error):
-            # Any call may have run out of memory, also after writes that were not saved: nothing can be repeated.
-            raise
-        if entry.collective:
-            # Other ranks have taken part in what has run, and will not do so again.
-            raise _failure(entry, policy, error) from error
-        spoiled = executable.proven and not (saved.everything or computation.keeps_inputs)
-        # A plain function may fail anywhere; a computation of its own kind, where a call may fail.
-        if spoiled and isinstance(error if isinstance(error, BackendError) else computation, _ANYWHERE):
-            # Wrong results after right ones, or an error of the backend's own: what the run wrote to its inputs cannot
-            # be taken back.
-            failure = _failure(entry, policy, error)
-            backend_failed(Failure(entry, policy.backend, "run", failure))
-            raise failure from error
-        saved.restore()
-        outcome = _run_reference(entry, arguments)
-        if not outcome.failures:
-            _blame(entry, policy, error, saved)
+        outcome = recovered(entry, executable, arguments, policy, error, saved)
     else:
         executable.proven = True
-    outcome.replaced = {**made, **outcome.replaced}
+    if made:
+        outcome.replaced = {**made, **outcome.replaced}
+    return outcome
+
+
+def recovered(
+    entry: CachedProgram,
+    executable: Executable,
+    arguments: Arguments,
+    policy: TierPolicy,
+    error: Exception,
+    saved: _Saved | None = None,
+) -> Outcome:
+    """The outcome of a compiled program whose run has raised this error: that of the interpreter, or an error. `saved`
+    is what was saved before the run, if something had to be."""
+    computation = executable.computation
+    if is_out_of_memory(error):
+        # Any call may have run out of memory, also after writes that were not saved: nothing can be repeated.
+        raise error
+    if entry.collective:
+        # Other ranks have taken part in what has run, and will not do so again.
+        raise _failure(entry, policy, error) from error
+    # Where nothing had to be saved, it is the same afterwards.
+    saved = saved or _Saved(entry, executable, arguments)
+    spoiled = executable.proven and not (saved.everything or computation.keeps_inputs)
+    # A plain function may fail anywhere; a computation of its own kind, where a call may fail.
+    if spoiled and isinstance(error if isinstance(error, BackendError) else computation, _ANYWHERE):
+        # Wrong results after right ones, or an error of the backend's own: what the run wrote to its inputs cannot
+        # be taken back.
+        failure = _failure(entry, policy, error)
+        backend_failed(Failure(entry, policy.backend, "run", failure))
+        raise failure from error
+    saved.restore()
+    outcome = _run_reference(entry, arguments)
+    if not outcome.failures:
+        _blame(entry, policy, error, saved)
     return outcome
 
 
@@ -283,6 +297,12 @@ def _check(
             results[position] = owned = laid_out if taken is None else taken.own(laid_out, spec)
             unchanged &= owned is result
     return unchanged
+
+
+def has_to_save(entry: CachedProgram, executable: Executable) -> bool:
+    """True when something is saved before a run."""
+    chosen = executable.computation.restored
+    return not executable.proven or entry.program.random or bool(entry.restored if chosen is None else chosen)
 
 
 class _Saved:

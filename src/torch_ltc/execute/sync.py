@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -26,6 +26,7 @@ from torch_ltc.events import (
     SyncReason,
     emit,
     has_listeners,
+    tell,
 )
 from torch_ltc.execute.buffer_passes import plain_data, renew
 from torch_ltc.execute.capture import graphs_of
@@ -39,10 +40,11 @@ from torch_ltc.lowering.backend_data import BackendData
 from torch_ltc.lowering.interface import Arguments, Held, Outcome
 from torch_ltc.lowering.kernel_call import laid_out
 from torch_ltc.lowering.registry import registry
+from torch_ltc.native.library import extension
 from torch_ltc.program.instruction import Call, Program
 from torch_ltc.program.spec import Spec, keep_bounded, spec_of
 from torch_ltc.program.tree import Node
-from torch_ltc.pytorch.private import below_autograd
+from torch_ltc.pytorch.private import below_autograd, profiler
 from torch_ltc.pytorch.profiler_ranges import span
 from torch_ltc.record.buffer import Buffer, buffer_of, physical_device, poisoned, remembered
 from torch_ltc.record.call_site import Source, current_source
@@ -114,7 +116,7 @@ def cut(reason: SyncReason, then: Callable[[], None] | None = None, *, here: boo
         if then is not None:
             then()
     # Last: what listeners record or read belongs to the next program.
-    _tell(entry, reason, known, len(outputs), record_s, began)
+    tell_sync(entry, reason, known, len(outputs), record_s, began)
 
 
 def _queue(
@@ -166,13 +168,16 @@ def _previous_outputs(entry: CachedProgram, outputs: list[Buffer], policy: TierP
     return renew(entry.last_outputs, outputs)
 
 
-def _tell(entry: CachedProgram, reason: SyncReason, known: bool, outputs: int, record_s: float, began: float) -> None:
+def tell_sync(
+    entry: CachedProgram, reason: SyncReason, known: bool, outputs: int, record_s: float, began: float
+) -> None:
+    """A program was queued, or has run at once, with these outputs; the sync began at `began`."""
     if has_listeners(SyncEvent):
         program = entry.program
         source = current_source(2)
-        size = len(program.instructions)
+        size, inputs = len(program.instructions), len(program.inputs)
         took_s = time.perf_counter() - began
-        emit(SyncEvent(reason, size, len(program.inputs), outputs, program.identity, known, record_s, source, took_s))
+        tell(SyncEvent, reason, size, inputs, outputs, program.identity, known, record_s, source, took_s)
     program_synced(entry)
 
 
@@ -220,7 +225,7 @@ def _run(
     try:
         outcome = execute_entry(entry, _arguments(entry, inputs, scalars, lines), policy, told.append, previous)
     except BaseException as error:  # a backend's SystemExit, too: nobody else would hear of it on this thread
-        outcome = _all_lost(entry, error)
+        outcome = all_lost(entry, error)
     if told:
         entry.took_s = told[-1].duration_s
     for position, data in outcome.replaced.items():
@@ -239,13 +244,15 @@ def _run(
             buffer.error = None
             made.append((buffer, maker))
     memory.hold_all(made)
+    memory.end_run()
     # Last: listeners may record and read, also what comes of these results.
     executor.complete()
     for event in told:
         emit(event)
 
 
-def _all_lost(entry: CachedProgram, error: BaseException) -> Outcome:
+def all_lost(entry: CachedProgram, error: BaseException) -> Outcome:
+    """The outcome of a program that ended with this error: nothing of it is there."""
     what = f"program {entry.program.identity} failed: {type(error).__name__}: {error}"
     lost = error if isinstance(error, LtcError) else LtcError(what)
     if lost is not error:
@@ -303,6 +310,22 @@ def read(tensor: torch.Tensor, use: Callable[[torch.Tensor], Result], what: str)
     return read_buffer(buffer_of(tensor), spec_of(tensor), use, what)
 
 
+def read_number(tensor: torch.Tensor, use: Callable[[torch.Tensor], Any], what: str) -> Any:
+    """As `read`, for a tensor with one element: the extension has its value where nothing is to be waited for."""
+    if extension is None or sync_guard.threads or profiler._is_profiler_enabled:
+        return read(tensor, use, what)
+    began = time.perf_counter()
+    value = extension.number_in(tensor)
+    if value is None:
+        return read(tensor, use, what)
+    executor.raise_deferred()
+    executor.show_warnings()
+    if has_listeners(ReadEvent):
+        source = current_source()
+        tell(ReadEvent, what, tensor.dtype.itemsize, time.perf_counter() - began, source, 0.0)
+    return value
+
+
 def read_buffer(buffer: Buffer, spec: Spec, use: Callable[[torch.Tensor], Result], what: str) -> Result:
     """As `read`, for a buffer seen as `spec`."""
     if sync_guard.threads:
@@ -321,7 +344,7 @@ def read_buffer(buffer: Buffer, spec: Spec, use: Callable[[torch.Tensor], Result
     if has_listeners(ReadEvent):
         source = current_source()
         took_s = time.perf_counter() - began
-        emit(ReadEvent(what, spec.numel * spec.dtype.itemsize, took_s, source, wait_s))
+        tell(ReadEvent, what, spec.numel * spec.dtype.itemsize, took_s, source, wait_s)
     return result
 
 

@@ -81,6 +81,18 @@ class _Places:
         return all(results[place] is given[position] for position, place in self.updates)
 
 
+@dataclass(frozen=True, slots=True)
+class DirectCall:
+    """A computation that is one call of a function: the positions of what it takes among the program's inputs, and
+    among its results those of the outputs, and of updated inputs with what they were given as."""
+
+    function: ProgramFunction
+    takes: list[int]
+    outputs: list[int]
+    updates: list[tuple[int, int]]
+    count: int
+
+
 class FunctionalComputation(Computation):
     """A program in functional form. Nothing is written before every part has run, except by a function that returns the
     very tensor it was given: that one has been written in place."""
@@ -136,6 +148,26 @@ class FunctionalComputation(Computation):
         """The backend's text for each part, and the calls in between."""
         return "\n".join(part.text for part in self._parts)
 
+    @property
+    def direct(self) -> DirectCall | None:
+        """The one call that it is, when its results have been right as they were returned; else None."""
+        places, function = self._places, self._parts[0].function
+        if not self._settled or places is None or function is None:
+            return None
+        if not set(places.takes) >= {position for position, _ in places.updates}:
+            return None
+        updates = [(places.takes.index(position), place) for position, place in places.updates]
+        takes = [places.inputs[place] for place in places.takes]
+        return DirectCall(function, takes, places.outputs, updates, places.count)
+
+    def finish(self, arguments: Arguments, results: Any) -> Outcome:
+        """The outcome of a `direct` call with these results, which are not as they were."""
+        assert self._places is not None
+        given = [arguments.held[position] for position in self._places.inputs]
+        values: dict[int, Any] = dict(zip(self._inputs, given, strict=True))
+        self._take_results(self._parts[0], results, values)
+        return self._finish(given, values, arguments)
+
     def run(self, arguments: Arguments) -> Outcome:
         """Run the parts, then give outputs and updated inputs their data."""
         if self._settled and self._places is not None and arguments.plain:
@@ -146,11 +178,9 @@ class FunctionalComputation(Computation):
             results = function(*[given[place] for place in self._places.takes])
             if self._places.fit(given, results):
                 return Outcome([results[place] for place in self._places.outputs])
-            values: dict[int, Any] = dict(zip(self._inputs, given, strict=True))
-            self._take_results(self._parts[0], results, values)
-            return self._finish(given, values, arguments)
+            return self.finish(arguments, results)
         given = [self._given(parameter, arguments) for parameter in self.functional.parameters]
-        values = dict(zip(self._inputs, given, strict=True))
+        values: dict[int, Any] = dict(zip(self._inputs, given, strict=True))
         if self._numbers:
             values.update(_number_tensors(self._numbers, arguments.scalars))
         for compiled in self._parts:

@@ -14,6 +14,7 @@ void bind_hooks(py::module_& module);
 void bind_nodes(py::module_& module);
 void bind_recorder(py::module_& module);
 void bind_replay(py::module_& module);
+void bind_steady(py::module_& module);
 void bind_tensors(py::module_& module);
 
 }  // namespace torch_ltc
@@ -29,5 +30,6 @@ PYBIND11_MODULE(_native, module) {
   torch_ltc::bind_recorder(module);
   torch_ltc::bind_replay(module);
   torch_ltc::bind_hooks(module);
+  torch_ltc::bind_steady(module);
   torch_ltc::bind_tensors(module);
 }

@@ -1,200 +1,23 @@
 // Passes over everything that a replay relies on and changes. Each says quickly that all is as it was; what else there
 // is to do, and why, Python finds out.
 
-#include <ATen/core/Tensor.h>
-#include <c10/core/StorageImpl.h>
-#include <c10/core/TensorImpl.h>
+#include "replay.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/util/intrusive_ptr.h>
-#include <torch/csrc/autograd/python_variable.h>
-
-#include <cstdint>
-#include <tuple>
-#include <utility>
-#include <vector>
-
-#include "native.h"
-
 #include <pybind11/stl.h>
+
+#include <tuple>
+
+#include "recorder.h"
 
 namespace torch_ltc {
 namespace {
 
-#if PY_VERSION_HEX < 0x030E0000
-constexpr bool kHasVersions = true;
-// A number that changes with every write to the dict.
-uint64_t version_of(PyObject* dict) { return reinterpret_cast<PyDictObject*>(dict)->ma_version_tag; }
-#else
-constexpr bool kHasVersions = false;
-uint64_t version_of(PyObject*) { return 0; }
-#endif
-
-const at::Tensor& tensor_of(py::handle object) {
-  TORCH_CHECK_TYPE(THPVariable_Check(object.ptr()), "expected a tensor");
-  return THPVariable_Unpack(object.ptr());
-}
-
 // Names of a buffer's attributes.
 PyObject* const kData = PyUnicode_InternFromString("data");
 PyObject* const kError = PyUnicode_InternFromString("error");
-PyObject* const kSpec = PyUnicode_InternFromString("spec");
-
-py::object attribute(PyObject* object, PyObject* name) {
-  PyObject* found = PyObject_GetAttr(object, name);
-  if (found == nullptr) {
-    throw py::error_already_set();
-  }
-  return py::reinterpret_steal<py::object>(found);
-}
-
-// All that a program knows of a tensor but its memory.
-struct Shape {
-  explicit Shape(const at::Tensor& tensor)
-      : dtype(tensor.dtype()),
-        keys(tensor.key_set()),
-        sizes(tensor.sizes().begin(), tensor.sizes().end()),
-        strides(tensor.strides().begin(), tensor.strides().end()),
-        offset(tensor.storage_offset()),
-        requires_grad(tensor.requires_grad()) {}
-
-  bool fits(const at::Tensor& tensor) const {
-    return tensor.dtype() == dtype && tensor.key_set() == keys && tensor.sizes() == c10::IntArrayRef(sizes) &&
-        tensor.strides() == c10::IntArrayRef(strides) && tensor.storage_offset() == offset &&
-        tensor.requires_grad() == requires_grad;
-  }
-
-  caffe2::TypeMeta dtype;
-  c10::DispatchKeySet keys;
-  std::vector<int64_t> sizes;
-  std::vector<int64_t> strides;
-  int64_t offset;
-  bool requires_grad;
-};
-
-// What Python objects held when they were added. Objects are borrowed: whoever makes this one keeps them alive, in
-// places that Python's garbage collector can look into.
-class Unchanged {
- public:
-  void add_dict(py::dict dict) { dicts_.emplace_back(dict.ptr(), version_of(dict.ptr())); }
-
-  // The list has these values at these places; both are kept by the caller.
-  void add_list(py::list list, const std::vector<Py_ssize_t>& places, py::list values) {
-    lists_.push_back({list.ptr(), PyList_GET_SIZE(list.ptr()), places, values.ptr()});
-  }
-
-  void add_empty(py::handle container) { empty_.push_back(container.ptr()); }
-
-  void add_cell(py::handle cell, py::handle value) {
-    TORCH_CHECK_TYPE(PyCell_Check(cell.ptr()), "expected a cell");
-    cells_.emplace_back(cell.ptr(), value.ptr());
-  }
-
-  void add_tensor(py::handle tensor) { tensors_.emplace_back(tensor.ptr(), Shape(tensor_of(tensor))); }
-
-  // The tensor lies on the storage that it lies on now.
-  void add_memory(py::handle tensor) {
-    memory_.emplace_back(tensor.ptr(), tensor_of(tensor).storage().unsafeGetStorageImpl());
-  }
-
-  // The gradient of `owner` is this very tensor; or, with a bool, there is one or not.
-  void add_gradient(py::handle owner, py::handle expected) {
-    tensor_of(owner);
-    gradients_.emplace_back(owner.ptr(), expected.ptr());
-  }
-
-  void forget_dicts() { dicts_.clear(); }
-
-  // The places of dicts that were written to, in the order in which they were added.
-  std::vector<size_t> written() const {
-    std::vector<size_t> places;
-    for (size_t place = 0; place < dicts_.size(); ++place) {
-      if (version_of(dicts_[place].first) != dicts_[place].second) {
-        places.push_back(place);
-      }
-    }
-    return places;
-  }
-
-  // All but the versions of dicts.
-  bool rest_holds() const {
-    return lists_hold() && empty_hold() && cells_hold() && gradients_hold() && tensors_hold();
-  }
-
- private:
-  struct List {
-    PyObject* list;
-    Py_ssize_t length;
-    std::vector<Py_ssize_t> places;
-    PyObject* values;
-  };
-
-  bool lists_hold() const {
-    for (const List& each : lists_) {
-      if (PyList_GET_SIZE(each.list) != each.length) {
-        return false;
-      }
-      for (size_t i = 0; i < each.places.size(); ++i) {
-        if (PyList_GET_ITEM(each.list, each.places[i]) != PyList_GET_ITEM(each.values, i)) {
-          return false;
-        }
-      }
-    }
-    return true;
-  }
-
-  bool empty_hold() const {
-    for (PyObject* each : empty_) {
-      if (PyObject_Size(each) != 0) {
-        PyErr_Clear();
-        return false;
-      }
-    }
-    return true;
-  }
-
-  bool cells_hold() const {
-    for (const auto& each : cells_) {
-      if (PyCell_GET(each.first) != each.second) {
-        return false;
-      }
-    }
-    return true;
-  }
-
-  bool gradients_hold() const {
-    for (const auto& each : gradients_) {
-      const at::Tensor& gradient = THPVariable_Unpack(each.first).unsafeGetTensorImpl()->grad();
-      const bool holds = PyBool_Check(each.second) ? gradient.defined() == (each.second == Py_True)
-          : each.second == Py_None                 ? !gradient.defined()
-                                                   : gradient.is_same(THPVariable_Unpack(each.second));
-      if (!holds) {
-        return false;
-      }
-    }
-    return true;
-  }
-
-  bool tensors_hold() const {
-    for (const auto& each : tensors_) {
-      if (!each.second.fits(THPVariable_Unpack(each.first))) {
-        return false;
-      }
-    }
-    for (const auto& each : memory_) {
-      if (THPVariable_Unpack(each.first).storage().unsafeGetStorageImpl() != each.second) {
-        return false;
-      }
-    }
-    return true;
-  }
-
-  std::vector<std::pair<PyObject*, uint64_t>> dicts_;
-  std::vector<List> lists_;
-  std::vector<PyObject*> empty_;
-  std::vector<std::pair<PyObject*, PyObject*>> cells_;
-  std::vector<std::pair<PyObject*, Shape>> tensors_;
-  std::vector<std::pair<PyObject*, c10::StorageImpl*>> memory_;
-  std::vector<std::pair<PyObject*, PyObject*>> gradients_;
-};
+PyObject* const kJob = PyUnicode_InternFromString("job");
 
 // How often a gradient, its memory and its Python object are held.
 using Counts = std::tuple<Py_ssize_t, size_t, size_t>;
@@ -255,7 +78,7 @@ class HeldGradients {
         return false;
       }
       auto buffer = py::reinterpret_borrow<py::object>(PyWeakref_GetObject(noted.buffer.ptr()));
-      if (buffer.is_none() || attribute(buffer.ptr(), kSpec).ptr() != PyList_GET_ITEM(specs_, i)) {
+      if (buffer.is_none() || spec_of_buffer(buffer.ptr()) != PyList_GET_ITEM(specs_, i)) {
         return false;
       }
       PyList_SetItem(outputs.ptr(), positions_[i], buffer.release().ptr());
@@ -302,7 +125,8 @@ class Addresses {
   std::vector<const void*> addresses_;
 };
 
-// The data of buffers whose specs are these; None unless it is plain tensors, and nothing is lost.
+}  // namespace
+
 py::object plain_data(const py::list& buffers, const py::list& positions, const py::list& specs) {
   const size_t count = positions.size();
   py::list made(count);
@@ -311,13 +135,65 @@ py::object plain_data(const py::list& buffers, const py::list& positions, const 
     TORCH_CHECK_INDEX(position >= 0 && position < PyList_GET_SIZE(buffers.ptr()), "there is no such input");
     PyObject* buffer = PyList_GET_ITEM(buffers.ptr(), position);
     py::object data = attribute(buffer, kData);
-    if (!attribute(buffer, kError).is_none() || attribute(buffer, kSpec).ptr() != PyList_GET_ITEM(specs.ptr(), i) ||
-        !THPVariable_CheckExact(data.ptr())) {
+    if (!THPVariable_CheckExact(data.ptr()) || spec_of_buffer(buffer) != PyList_GET_ITEM(specs.ptr(), i) ||
+        !attribute(buffer, kError).is_none()) {
       return py::none();
     }
     PyList_SET_ITEM(made.ptr(), i, data.release().ptr());
   }
   return made;
+}
+
+namespace {
+
+// Call a function below autograd, with grad mode on: as kernels are called.
+py::object call_below_autograd(const py::object& function, const py::args& arguments) {
+  at::AutoDispatchBelowAutograd below;
+  c10::AutoGradMode with_gradients(true);
+  return function(*arguments);
+}
+
+// The value of a tensor with one element that lies on the host, and that nothing pending or queued writes to; else
+// None.
+py::object number_in(py::handle object) {
+  const at::Tensor& tensor = tensor_of(object);
+  if (tensor.numel() != 1 || tensor.is_conj() || tensor.is_neg()) {
+    return py::none();
+  }
+  Locked locked(recorder().lock);
+  Buffer* found = buffer_of(tensor.storage());
+  if (found == nullptr || found->number >= recorder().base || recorder().is_input(*found) || !found->spec) {
+    return py::none();
+  }
+  py::object buffer = python_of(BufferPtr::reclaim_copy(found));
+  py::object held = attribute(buffer.ptr(), kData);
+  if (!THPVariable_CheckExact(held.ptr()) || !attribute(buffer.ptr(), kJob).is_none() ||
+      !attribute(buffer.ptr(), kError).is_none()) {
+    return py::none();
+  }
+  const at::Tensor& data = THPVariable_Unpack(held.ptr());
+  const size_t item = data.dtype().itemsize();
+  const size_t end = (tensor.storage_offset() + 1) * item;
+  if (!data.is_cpu() || data.layout() != at::kStrided || data.dtype() != tensor.dtype() || data.is_conj() ||
+      data.is_neg() || data.storage().nbytes() < end) {
+    return py::none();
+  }
+  // The whole of a buffer is its data, wherever that lies on its storage.
+  const char* address = found->spec->matches(*tensor.unsafeGetTensorImpl())
+      ? static_cast<const char*>(data.const_data_ptr())
+      : static_cast<const char*>(data.storage().data()) + end - item;
+  switch (data.scalar_type()) {
+    case at::kFloat:
+      return py::float_(*reinterpret_cast<const float*>(address));
+    case at::kDouble:
+      return py::float_(*reinterpret_cast<const double*>(address));
+    case at::kLong:
+      return py::int_(*reinterpret_cast<const int64_t*>(address));
+    case at::kBool:
+      return py::bool_(*reinterpret_cast<const bool*>(address));
+    default:
+      return py::none();
+  }
 }
 
 // Add to tensors on the host that hold one number each, as an optimizer counts its steps; false, and nothing is done,
@@ -371,12 +247,14 @@ void bind_replay(py::module_& module) {
       .def(py::init<>())
       .def("add_dict", &Unchanged::add_dict)
       .def("add_list", &Unchanged::add_list)
+      .def("add_entries", &Unchanged::add_entries)
       .def("add_empty", &Unchanged::add_empty)
       .def("add_cell", &Unchanged::add_cell)
       .def("add_tensor", &Unchanged::add_tensor)
       .def("add_memory", &Unchanged::add_memory)
       .def("add_gradient", &Unchanged::add_gradient)
       .def("forget_dicts", &Unchanged::forget_dicts)
+      .def("holds", &Unchanged::holds)
       .def("written", &Unchanged::written)
       .def("rest_holds", &Unchanged::rest_holds);
   py::class_<HeldGradients>(module, "HeldGradients", "Gradients that nobody holds but their tensors.")
@@ -386,6 +264,12 @@ void bind_replay(py::module_& module) {
   py::class_<Addresses>(module, "Addresses", "Where tensors of a list lie.")
       .def(py::init<const py::list&, const std::vector<Py_ssize_t>&>())
       .def("same", &Addresses::same);
+  py::class_<SameCall>(module, "SameCall", "Arguments of a call that is replayed, and the modes of its thread.")
+      .def(py::init<const py::tuple&>())
+      .def("takes", &SameCall::takes);
+  module.def("has_clean_state", &has_clean_state);
+  module.def("call_below_autograd", &call_below_autograd);
+  module.def("number_in", &number_in);
   module.def("plain_data", &plain_data);
   module.def("count_up", &count_up);
   module.def("set_attributes", &set_attributes);

@@ -27,7 +27,7 @@ _BUSY = 4
 class _Contents:
     """What a dict or list held, as far as a replay relies on it."""
 
-    __slots__ = ("holder", "writes", "_names", "_known", "_length", "_get", "_keys", "_expected", "_paths")
+    __slots__ = ("holder", "writes", "_names", "_known", "_length", "_get", "_keys", "_expected", "_missing", "_paths")
 
     def __init__(self, holder: Any, places: list[Place], values: list[Any], names: set[str] | None) -> None:
         self.holder = holder
@@ -40,11 +40,20 @@ class _Contents:
         self._keys = [place.key for place in places]
         self._get = _getter(self._keys)
         self._expected = values
+        self._missing = [] if names is None else sorted(names - holder.keys())
         self._paths = [place.path for place in places]
 
+    @property
+    def is_plain(self) -> bool:
+        """True where the extension can compare it: a list, or a dict of which only some names count."""
+        return type(self.holder) is list or (type(self.holder) is dict and self._names is not None)
+
     def add_to(self, unchanged: Any) -> None:
-        """Have the extension compare a list by the identity of its items."""
-        unchanged.add_list(self.holder, self._keys, self._expected)
+        """Have the extension compare a list, or the entries of a dict that count, by identity."""
+        if type(self.holder) is list:
+            unchanged.add_list(self.holder, self._keys, self._expected)
+        else:
+            unchanged.add_entries(self.holder, self._keys, self._expected, self._missing)
 
     def change(self) -> str:
         """The path of a value that is another one, or an empty text."""
@@ -244,20 +253,28 @@ class Guard:
     def _note_versions(self) -> None:
         self._holders = [each.holder for each in self._dicts]
         # Those that the extension does not compare.
-        self._slow = [each for each in self._others if self._unchanged is None or type(each.holder) is not list]
+        self._slow = [each for each in self._others if self._unchanged is None or not each.is_plain]
         if self._unchanged is None:
             self._versions = list(map(dict_version, self._holders))
         else:
             self._unchanged.forget_dicts()
             for holder in self._holders:
                 self._unchanged.add_dict(holder)
+            for each in self._others:
+                if each.is_plain and type(each.holder) is dict:
+                    each.add_to(self._unchanged)
+
+    @property
+    def unchanged(self) -> Any:
+        """The check in C++, where it is all that there is to check; else None."""
+        return None if self._slow or self._single else self._unchanged
 
     def holds(self) -> bool:
         """A quick yes where nothing was touched; else `change` says more."""
         unchanged = self._unchanged
-        if unchanged is None or unchanged.written() or not unchanged.rest_holds():
+        if unchanged is None or not unchanged.holds():
             return False
-        return not self._slow_change()
+        return not (self._slow or self._single) or not self._slow_change()
 
     def change(self) -> str:
         """The path of something that has changed, or an empty text."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from torch_ltc.closures import run_step_closures
+from torch_ltc.closures import end_step
 from torch_ltc.execute.executor import executor
 from torch_ltc.execute.replay import Replayed
 from torch_ltc.native.library import extension
@@ -20,6 +20,7 @@ from torch_ltc.pytorch.private import get_gradient, pytree, storage_use_count
 from torch_ltc.record.buffer import Buffer, buffer_of, new_buffer, storage_of
 from torch_ltc.replay.guard import Guard, shape_guard
 from torch_ltc.replay.recorded_call import Argument, Made, RecordedCall, add_steps, by_step
+from torch_ltc.replay.steady import steady_replay
 
 __all__ = ["Plan"]
 
@@ -48,14 +49,23 @@ class Plan:
         self._host_tensors = by_step(settled.host_tensors)
         self._leaves = settled.leaves
         self._rebuild = _rebuilder(settled.result)
+        # The replay in one go, once there was one on the calling thread.
+        self.steady: Any = None
+        # Numbers that follow from none of the call are the same each time.
+        self._is_plain = not (
+            settled.context or settled.places or settled.counters or settled.host_tensors or settled.flags
+        )
         # What the places held then is not kept alive.
         settled.after.values.clear()
 
     def change(self) -> str:
         """Something that a replay relies on and that has changed, or an empty text."""
         if self._guard.holds():
-            return self._flags.change()
+            return self._flags.change() if self._flags.there else ""
         changed = self._guard.change() or self._gradients.change() or self._flags.change()
+        if self._guard.unchanged is None:
+            # What is to be compared may have changed.
+            self.steady = None
         if not changed and not all(map(operator.is_, map(storage_of, self._taken), self._storages)):
             changed = "the memory of a captured tensor"
         return changed
@@ -65,13 +75,16 @@ class Plan:
         inputs = self._inputs.copy()
         for position, leaf in self._given:
             inputs[position] = buffer_of(leaves[leaf])
-        outputs, rebound = self._gradients.outputs()
+        outputs, rebound = self._gradients.outputs() if self._gradients.bound else self._gradients.nothing()
         # Where gradients do not stay, their outputs are new ones, too.
         for i, spec in self._fresh if rebound is self._gradients.others else self._all:
             if outputs[i] is None:
                 outputs[i] = new_buffer(spec, 0)
         self._program.run(inputs, scalars, outputs)
-        self._flags.set()
+        if self._is_plain and self.steady is None and self._program.ran_here is not None:
+            self._try_steady(leaves)
+        if self._flags.change_some:
+            self._flags.set()
         bases: dict[int, torch.Tensor] = {}
         for owner, made in rebound:
             owner.grad = made.tensor(outputs, bases)
@@ -79,11 +92,20 @@ class Plan:
             place.put(made.tensor(outputs, bases))
         for place, step in self._counters:
             place.put(place.get() + step)
-        add_steps(self._host_tensors)
+        if self._host_tensors:
+            add_steps(self._host_tensors)
         returned = [_returned(leaf, leaves, outputs, bases) for leaf in self._leaves]
         executor.raise_deferred()
-        run_step_closures()
+        end_step()
         return self._rebuild(returned)
+
+    def _try_steady(self, leaves: list[Any]) -> None:
+        """Let the next replays happen in one go, if they can."""
+        guards = self._guard.unchanged
+        if guards is not None and leaves and all(type(leaf) is torch.Tensor for leaf in leaves):
+            self.steady = steady_replay(
+                self._program, tuple(leaves), guards, self._inputs, self._given, self._leaves, self._rebuild
+            )
 
 
 def _rebuilder(structure: Any) -> Callable[[list[Any]], Any]:
@@ -119,6 +141,8 @@ class _Flags:
         self._changes = [(tensor, after) for tensor, before, after in settled.flags if before is not after]
         self._tensors = [tensor for tensor, _, _ in settled.flags]
         self._expected = [(spec_of(tensor), before) for tensor, before, _ in settled.flags]
+        self.there = bool(settled.flags)
+        self.change_some = bool(self._changes)
         # Made when they are next as they were before the call.
         self._have_shapes: Callable[..., bool] | None = None
 
@@ -147,6 +171,7 @@ class _BoundGradients:
         # Those that may stay, and those that are there only after the call.
         self._staying = [(owner, made) for owner, made in bound if had[id(owner)]]
         self.others = [(owner, made) for owner, made in bound if not had[id(owner)]]
+        self.bound = bool(bound)
         self._owners = [owner for owner, _ in self._staying]
         self._positions = [made.output for _, made in self._staying]
         # Outputs that are gradients which may stay.
@@ -168,6 +193,10 @@ class _BoundGradients:
         """A text when gradients are there that were not, or the other way round."""
         there = all(map(operator.is_not, map(get_gradient, self._owners), itertools.repeat(None)))
         return "" if there and not any(owner.grad is not None for owner, _ in self.others) else "a gradient"
+
+    def nothing(self) -> tuple[list[Any], list[tuple[torch.Tensor, Made]]]:
+        """As `outputs`, where no gradients are bound."""
+        return self._nothing.copy(), self.others
 
     def outputs(self) -> tuple[list[Any], list[tuple[torch.Tensor, Made]]]:
         """The buffers of gradients that stay, by output; and the tensors that get new ones, whose old ones end here:

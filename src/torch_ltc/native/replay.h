@@ -46,7 +46,7 @@ inline py::object attribute(PyObject* object, PyObject* name) {
 
 // The spec of a `Buffer` of Python, borrowed; null when it has none. Asking Python for it takes three times as long.
 inline PyObject* spec_of_buffer(PyObject* buffer) {
-  const SpecPtr& spec = py::handle(buffer).cast<BufferHandle&>().buffer->spec;
+  const SpecPtr& spec = buffer_of_python(buffer)->spec;
   return spec ? spec->python : nullptr;
 }
 

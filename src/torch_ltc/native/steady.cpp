@@ -187,7 +187,7 @@ class Steady {
 
   py::object new_buffer(size_t output) const {
     py::object made = buffer_class_();
-    Buffer& buffer = *made.cast<BufferHandle&>().buffer;
+    Buffer& buffer = *buffer_of_python(made);
     buffer.number = 0;
     buffer.spec = output_specs_[output];
     set(made, kMaker, py::handle(PyList_GET_ITEM(makers_.ptr(), output)));
@@ -195,7 +195,7 @@ class Steady {
   }
 
   at::Tensor whole(const py::object& python, size_t output) const {
-    const BufferPtr& buffer = python.cast<BufferHandle&>().buffer;
+    const BufferPtr& buffer = buffer_of_python(python);
     if (buffer->python.load() == nullptr) {
       buffer->python.store(py::object(python).release().ptr());
     }

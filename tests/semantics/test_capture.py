@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -427,6 +428,22 @@ def test_a_program_whose_call_resizes_a_target_is_left_alone(
         torch.mode(x, 1, out=out)
         assert out[0].tolist() == [3.0]
     assert all("it may move memory" in event.refusal for event in captures(seen))
+
+
+def test_running_statistics_are_captured(graphs: StandInGraphs, seen: list[CaptureEvent | ExecuteEvent]) -> None:
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.ReLU())
+    model = copy.deepcopy(plain).to("ltc")
+    batches = [torch.randn(4, 2, 6, 6) for _ in range(8)]
+    for batch in batches:
+        for each, images in ((plain, batch), (model, batch.to("ltc"))):
+            each.zero_grad()
+            each(images).sum().backward()
+        torch_ltc.sync()
+    for mine, theirs in zip(model.buffers(), plain.buffers(), strict=True):
+        assert torch.equal(mine.cpu(), theirs)
+    assert graphs.captures
+    assert not any(event.refusal for event in captures(seen))
 
 
 def test_a_program_that_looks_at_its_data_is_left_alone(

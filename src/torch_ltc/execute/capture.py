@@ -217,7 +217,7 @@ class Capture:
             return None
         made: CapturedProgram
         if isinstance(computation, FunctionalComputation):
-            if self._watched.varying:
+            if not self._may_vary(computation):
                 reason = "compiled code takes its run-time numbers from the host, and they change"
                 self._refuse(reason, self._first_with_a_changing_number())
                 return None
@@ -266,6 +266,13 @@ class Capture:
             # Next time it runs between the graphs.
             self._direct.add(program.calls.index(failed))
         return outcome
+
+    def _may_vary(self, computation: FunctionalComputation) -> bool:
+        """True when the numbers that vary are tensors of the device in compiled code."""
+        taken = (
+            {slot for _, slot, _ in computation.numbers} if computation.number_device == self._program.device else {}
+        )
+        return self._watched.varying <= set(taken)
 
     def _first_with_a_changing_number(self) -> Call | None:
         users = users_of(self._program, self._watched.varying)

@@ -181,11 +181,7 @@ def _run_in_place(
     """Run a short program at once: the fields of the `ExecuteEvent`; None when it has to be queued. The lock is
     held."""
     known: InPlace | None = entry.in_place
-    told = None if known is None else known.run(inputs, scalars, outputs, lines)
-    if told is not None:
-        for buffer in (*outputs, *[inputs[i] for i in entry.written]):
-            buffer.forget_views()
-    return told
+    return None if known is None else known.run(inputs, scalars, outputs, lines)
 
 
 def _run_timed(entry: CachedProgram, scalars: list[object], policy: TierPolicy, run: Callable[[], None]) -> None:

@@ -29,7 +29,7 @@ class Known:
 
 
 _WARNING = "PyTorch before 2.15 prints warnings of operators that Python calls; they cannot be caught"
-_ELEMENTS = "reads or writes tens of thousands of elements one by one: too slow for a limit of 60 s"
+_ELEMENTS = "reads or writes tens of thousands of elements one by one: minutes on a busy machine, past a limit of 60 s"
 _READS = (
     "reads a number after each of tens of thousands of calls: a read waits for the worker thread, too slow for 120 s"
 )
@@ -89,6 +89,7 @@ KNOWN_FAILURES: tuple[Known, ...] = (
         Kind.ARTEFACT,
         "the test leaves the module on the CPU: tensors of two devices are said before their dtypes",
     ),
+    Known("test_modules", ("TestModuleCPU.test_grad_nn_LSTM_*_mode_cpu_float64",), Kind.MISSING, _BUSY),
     Known(
         "test_nn",
         ("TestNNDeviceTypeCPU.test_transformerencoderlayer_cpu_float32",),
@@ -162,7 +163,7 @@ KNOWN_FAILURES: tuple[Known, ...] = (
         "lazy/test_ts_opinfo",
         tuple(
             f"TestLazyOpInfoCPU.test_dispatched_to_lazy_{name}_cpu_float32"
-            for name in ("as_strided_*", "clamp", "expand_copy", "norm_*", "slice_scatter", "view_copy")
+            for name in ("as_strided_*", "clamp", "expand_copy", "norm*", "slice_scatter", "view_copy")
         ),
         Kind.ARTEFACT,
         "names of counters: no suffix _symint, clamp does not fall back, norm is recorded as linalg_vector_norm",

@@ -34,23 +34,29 @@ class Steps:
     def __init__(self) -> None:
         self.syncs: list[tuple[str, bool]] = []
         self.fallbacks: list[str] = []
-        # Programs of the first three steps, which may be compiled while later ones run.
-        self._early: set[int] = set()
-        self.late_compiles = 0
+        # Programs of the steps in order: those of the first three may be compiled while later ones run.
+        self._steps: list[int] = []
+        self._compiled: list[int] = []
         self.backends: list[str] = []
 
     def note(self, event: object) -> None:
         """Listen to the device."""
         if isinstance(event, events.SyncEvent):
-            if sum(reason == "OPTIMIZER" for reason, _ in self.syncs) < 3:
-                self._early.add(event.program)
+            if event.reason is events.SyncReason.OPTIMIZER:
+                self._steps.append(event.program)
             self.syncs.append((event.reason.name, event.known))
         elif isinstance(event, events.FallbackEvent):
             self.fallbacks.append(event.op)
         elif isinstance(event, events.CompileEvent):
-            self.late_compiles += event.program not in self._early
+            self._compiled.append(event.program)
         elif isinstance(event, events.ExecuteEvent) and event.backend not in self.backends:
             self.backends.append(event.backend)
+
+
+def _late_compiles(steps: Steps) -> int:
+    """How many programs of steps after the third were compiled that the first three did not have."""
+    late = set(steps._steps[3:]) - set(steps._steps[:3])
+    return sum(program in late for program in steps._compiled)
 
 
 def run_case(name: str) -> dict[str, object]:
@@ -75,6 +81,7 @@ def run_case(name: str) -> dict[str, object]:
         "distances": _differences(plain, actual, torch.allclose),
         "differences_from_plain": _differences(plain, actual),
         "differences_by_order": _differences(plain, ordered),
+        "late_compiles": _late_compiles(steps),
     }
     return {**found, **{key: value for key, value in vars(steps).items() if not key.startswith("_")}}
 

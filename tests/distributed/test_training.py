@@ -69,10 +69,11 @@ def test_unused_parameters_are_refused_without_the_extension(tmp_path: Path) -> 
 @pytest.fixture(scope="module", params=[2, 4])
 def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Found:
     """All cases on so many ranks."""
-    return _run(tmp_path_factory.mktemp("ranks"), request.param, list(CASES), 500)
+    return _run(tmp_path_factory.mktemp("ranks"), request.param, list(CASES), 1500)
 
 
 @pytest.mark.distributed
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", CASES)
 def test_training_is_as_on_the_cpu(found: Found, name: str) -> None:
     for rank in found:

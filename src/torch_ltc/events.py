@@ -371,7 +371,8 @@ def keep_figures(keepers: Mapping[type, Keeper]) -> Callable[[], None]:
     """Call the keeper of a kind as `keeper(at_s, *fields)` for each of its events; returns what ends it.
 
     It is called some time later, in the order of the events, and on any thread: before an event of a kind that nobody
-    keeps figures of, or when somebody calls `catch_up`, as everybody must who reads figures.
+    keeps figures of, or when somebody calls `catch_up`, as everybody must who reads figures, with no lock held that a
+    keeper takes.
     """
     catch_up()
     with _lock:

@@ -39,6 +39,8 @@ LAZY = tuple(
 )  # fmt: skip
 """The tests of the original, with `torch._lazy` replaced by this package."""
 LOG_LINES = 30
+ENVIRONMENT = {"LTC_CACHE_DIR": "off"}
+"""Of workers: thousands of programs that nobody will run again have no place in the user's cache."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,7 @@ class Runner:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 check=False,
-                env={**os.environ, "OMP_NUM_THREADS": "1", "PYTORCH_PRINT_REPRO_ON_FAILURE": "0"},
+                env={**ENVIRONMENT, **os.environ, "OMP_NUM_THREADS": "1", "PYTORCH_PRINT_REPRO_ON_FAILURE": "0"},
             )
             log.seek(0)
             return done.returncode, _last_words(log.read().decode(errors="replace").splitlines())

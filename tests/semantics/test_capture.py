@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import torch_ltc
+from tests.support.backends import FunctionalBackend, registered
 from tests.support.graphs import StandInGraphs
 from torch_ltc import metrics
 from torch_ltc.backends import interpreter
@@ -429,6 +431,22 @@ def test_a_program_whose_call_resizes_a_target_is_left_alone(
     assert all("it may move memory" in event.refusal for event in captures(seen))
 
 
+def test_running_statistics_are_captured(graphs: StandInGraphs, seen: list[CaptureEvent | ExecuteEvent]) -> None:
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.ReLU())
+    model = copy.deepcopy(plain).to("ltc")
+    batches = [torch.randn(4, 2, 6, 6) for _ in range(8)]
+    for batch in batches:
+        for each, images in ((plain, batch), (model, batch.to("ltc"))):
+            each.zero_grad()
+            each(images).sum().backward()
+        torch_ltc.sync()
+    for mine, theirs in zip(model.buffers(), plain.buffers(), strict=True):
+        assert torch.equal(mine.cpu(), theirs)
+    assert graphs.captures
+    assert not any(event.refusal for event in captures(seen))
+
+
 def test_a_program_that_looks_at_its_data_is_left_alone(
     graphs: StandInGraphs, seen: list[CaptureEvent | ExecuteEvent]
 ) -> None:
@@ -443,3 +461,63 @@ def test_a_program_without_calls_is_run(graphs: StandInGraphs) -> None:
         for _ in range(4):
             assert torch.arange(3.0).to("ltc").view(3, 1).tolist() == [[0.0], [1.0], [2.0]]
             assert torch.eye(3).to("ltc").to_sparse().to_dense().tolist() == torch.eye(3).tolist()
+
+
+class _OnDevice(FunctionalBackend):
+    """Compiled code that takes its numbers as tensors of the device."""
+
+    name = "on_device"
+    numbers_on_device = True
+
+
+def test_changing_numbers_of_compiled_code_lie_in_memory_that_its_graph_reads(
+    graphs: StandInGraphs, seen: list[CaptureEvent | ExecuteEvent]
+) -> None:
+    x = torch.arange(4.0)
+    given = x.to("ltc")
+    with registered(_OnDevice()), settings.scope(backend="on_device", tiers="blocking"):
+        for step in range(1, 14):
+            first, second = 0.1 * step, 0.1 * (step if step < 9 else -step)
+            got = given * first + given * second
+            torch.testing.assert_close(got.cpu(), x * first + x * second, rtol=0, atol=0)
+        torch_ltc.sync(wait=True)
+    # Numbers that were equal share memory, until they are not.
+    assert [event.graphs for event in captures(seen)] == [1, 1]
+    runs = [event for event in seen if isinstance(event, ExecuteEvent)]
+    assert sum(event.captured for event in runs) >= 8
+
+
+def test_adam_of_compiled_code_is_captured(graphs: StandInGraphs, seen: list[CaptureEvent | ExecuteEvent]) -> None:
+    def run(device: str) -> list[float]:
+        torch.manual_seed(0)
+        model = nn.Linear(4, 2)
+        batch = torch.randn(3, 4)
+        model.to(device)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        losses = []
+        for _ in range(12):
+            optimizer.zero_grad()
+            loss = model(batch.to(device)).square().sum()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        return losses
+
+    expected = run("cpu")
+    with registered(_OnDevice()), settings.scope(backend="on_device", tiers="blocking"):
+        got = run("ltc")
+        torch_ltc.sync(wait=True)
+    torch.testing.assert_close(got, expected)
+    assert {event.graphs for event in captures(seen)} == {1}
+    assert not any(event.refusal for event in captures(seen))
+
+
+def test_numbers_of_compiled_code_that_lie_on_the_host_are_not_captured(
+    graphs: StandInGraphs, seen: list[CaptureEvent | ExecuteEvent], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(capture.Capture, "_may_vary", lambda self, computation: False)
+    x = torch.ones(3).to("ltc")
+    with registered(_OnDevice()), settings.scope(backend="on_device", tiers="blocking"):
+        for step in range(1, 10):
+            assert (x * (0.5 * step) + x).tolist() == [0.5 * step + 1] * 3
+    assert any("takes its run-time numbers from the host" in event.refusal for event in captures(seen))

@@ -21,6 +21,7 @@ import torch_ltc
 from tests.semantics.support import observe
 from torch_ltc import metrics
 from torch_ltc.config import settings
+from torch_ltc.events import catch_up
 from torch_ltc.native.library import find
 from torch_ltc.native.recording import native
 from torch_ltc.record.buffer import buffer_of
@@ -356,18 +357,16 @@ def test_buffers_and_storages_do_not_pile_up() -> None:
         torch_ltc.sync(wait=True)
         del made
 
-    def objects() -> int:
-        # Figures of events wait until they are asked for, a bounded number of them.
-        metrics.snapshot()
+    def objects_after(steps: int) -> int:
+        for _ in range(steps):
+            step()
+        # Figures of events are added up some hundred at a time.
+        catch_up()
         gc.collect()
         return len(gc.get_objects())
 
-    for _ in range(5):
-        step()
-    before = objects()
-    for _ in range(200):
-        step()
-    assert objects() - before < 100
+    before = objects_after(5)
+    assert objects_after(200) - before < 100
 
 
 @recorded_natively

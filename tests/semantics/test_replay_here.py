@@ -16,7 +16,7 @@ from tests.semantics.support import LONG_S
 from torch_ltc import events
 from torch_ltc.config import settings
 from torch_ltc.errors import LtcError
-from torch_ltc.execute import replay
+from torch_ltc.execute import in_place
 from torch_ltc.execute.executor import executor
 
 
@@ -42,7 +42,7 @@ def warm(step: Callable[..., Any], *args: Any) -> None:
 @pytest.fixture(params=("interpreter", "torchscript", "auto"), autouse=True)
 def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Each backend, compiled before its first run; whatever runs is short, on a slow machine, too."""
-    monkeypatch.setattr(replay, "_SHORT_S", LONG_S)
+    monkeypatch.setattr(in_place, "_SHORT_S", LONG_S)
     with settings.scope(backend=request.param, tiers="blocking"):
         yield
 
@@ -157,3 +157,43 @@ def test_threads_that_replay_at_once_get_their_own_results() -> None:
         thread.join(LONG_S)
     assert not wrong
     assert not any(thread.is_alive() for thread in threads)
+
+
+def test_a_thread_that_reads_runs_short_programs_itself() -> None:
+    x = torch.arange(4.0).to("ltc")
+    # In one place: what is alive at a read belongs to the program.
+    compute: Callable[[], list[float]] = lambda: (x * 2 + 1).tolist()  # noqa: E731
+    for _ in range(40):
+        compute()
+    with threads_of_runs() as threads:
+        for _ in range(5):
+            assert compute() == [1.0, 3.0, 5.0, 7.0]
+    assert threads == [threading.get_ident()] * 5
+
+
+def test_a_read_waits_for_what_is_queued_before_it() -> None:
+    x = torch.zeros(4).to("ltc")
+    for _ in range(20):
+        (x + 1).tolist()
+    held = threading.Event()
+    waiting = executor.submit(lambda: held.wait(LONG_S))
+    x.add_(5)
+    torch_ltc.sync()
+    threading.Timer(0.05, held.set).start()
+    assert (x + 1).tolist() == [6.0] * 4
+    waiting.result()
+
+
+def test_a_failing_read_in_place_has_the_line_of_its_call() -> None:
+    table = torch.arange(12.0).reshape(4, 3).to("ltc")
+
+    def pick(index: Tensor) -> list[Any]:
+        found: list[Any] = (table.index_select(0, index) * 2).tolist()
+        return found
+
+    right, wrong = torch.tensor([0, 3]).to("ltc"), torch.tensor([0, 9]).to("ltc")
+    for _ in range(20):
+        pick(right)
+    with pytest.raises((LtcError, IndexError, RuntimeError), match=r"(?s)index.*test_replay_here.py:\d+ in .*pick"):
+        pick(wrong)
+    assert pick(right)[0] == [0.0, 2.0, 4.0]

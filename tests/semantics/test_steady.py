@@ -18,7 +18,7 @@ from tests.support.backends import FunctionalBackend, registered
 from torch_ltc import events, metrics
 from torch_ltc.config import settings
 from torch_ltc.errors import LtcError
-from torch_ltc.execute import replay
+from torch_ltc.execute import in_place
 from torch_ltc.execute.executor import executor
 from torch_ltc.native.library import extension
 from torch_ltc.program.instruction import Program
@@ -50,7 +50,7 @@ class InPlace(FunctionalBackend):
 @pytest.fixture(autouse=True)
 def backend(monkeypatch: pytest.MonkeyPatch) -> Iterator[InPlace]:
     """Compiled before the first run; whatever runs is short."""
-    monkeypatch.setattr(replay, "_SHORT_S", LONG_S)
+    monkeypatch.setattr(in_place, "_SHORT_S", LONG_S)
     made = InPlace()
     with registered(made), settings.scope(backend="in_place", tiers="blocking"):
         yield made

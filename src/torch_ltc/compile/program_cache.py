@@ -52,6 +52,7 @@ class CachedProgram:
         "_restored",
         "written",
         "written_positions",
+        "in_place",
         "input_buffers",
         "input_specs",
         "origins",
@@ -107,6 +108,8 @@ class CachedProgram:
         # How it is captured (see `execute/capture.py`), and weak references to the buffers of its last execution.
         self.capture: Any = None
         self.last_outputs: list[Any] = []
+        # What is known of the time that it takes; see `execute/in_place.py`.
+        self.in_place: Any = None
         # The form that it runs in, with the backend "auto"; see `execute/choice.py`.
         self.choice: Any = None
         self.values: tuple[int, ...] = ()

@@ -354,7 +354,8 @@ class History:
     def recording(self, texts: bool = True, causes: bool = True) -> Recording:
         """Everything, as plain values. Without `texts` programs have no text, and without `causes` no explanation: that
         takes longest to make."""
-        events.catch_up()
+        # Before the lock is taken, which whoever catches up needs.
+        figures = metrics.snapshot()
         with self._lock:
             now = time.perf_counter()
             known = self._known()
@@ -374,7 +375,7 @@ class History:
                 ),
                 compiles=tuple(self._compile_row(compiled) for compiled in self._compiles),
                 memory=self._memory(),
-                metrics=metrics.snapshot(),
+                metrics=figures,
                 nonfinite=tuple(self._nonfinite),
                 functions=tuple([text for explain in functions_explained for text in explain()]),
                 dropped_spans=self._span_count - len(self._spans),

@@ -7,7 +7,7 @@ is when a program is captured, captured again, or left alone; `captured_program`
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -73,15 +73,22 @@ def _solves(call: Call) -> bool:
     return call.name.partition(".")[0] in _SOLVERS
 
 
+def _resizes(call: Call, sizes: Mapping[int, tuple[int, ...]]) -> bool:
+    """True for a call with `out=` that gives an input, by number, another size."""
+    if not any(argument.kwarg_only and argument.alias_info is not None for argument in call.op._schema.arguments):
+        return False
+    return any(
+        number in sizes and returned.spec is not None and returned.spec.size != sizes[number]
+        for number, returned in zip(call.mutated, call.flat_returns, strict=False)
+    )
+
+
 def _unfit(program: Program) -> tuple[str, Call] | None:
     """Why a program is left alone, and the call because of which."""
     sizes = {instruction.number: instruction.spec.size for instruction in program.inputs}
     for call in program.calls:
         name = call.name.partition(".")[0]
-        if name in _RESIZING or any(
-            number in sizes and returned.spec is not None and returned.spec.size != sizes[number]
-            for number, returned in zip(call.mutated, call.flat_returns, strict=False)
-        ):
+        if name in _RESIZING or _resizes(call, sizes):
             return "it may move memory from outside to another place", call
         looks = name.startswith(("aten::linalg_", "aten::_linalg_")) or name == "aten::cholesky"
         if looks and name not in _SOLVERS and name not in _PLAIN:
@@ -210,7 +217,7 @@ class Capture:
             return None
         made: CapturedProgram
         if isinstance(computation, FunctionalComputation):
-            if self._watched.varying:
+            if not self._may_vary(computation):
                 reason = "compiled code takes its run-time numbers from the host, and they change"
                 self._refuse(reason, self._first_with_a_changing_number())
                 return None
@@ -259,6 +266,13 @@ class Capture:
             # Next time it runs between the graphs.
             self._direct.add(program.calls.index(failed))
         return outcome
+
+    def _may_vary(self, computation: FunctionalComputation) -> bool:
+        """True when the numbers that vary are tensors of the device in compiled code."""
+        taken = (
+            {slot for _, slot, _ in computation.numbers} if computation.number_device == self._program.device else {}
+        )
+        return self._watched.varying <= set(taken)
 
     def _first_with_a_changing_number(self) -> Call | None:
         users = users_of(self._program, self._watched.varying)

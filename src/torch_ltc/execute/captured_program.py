@@ -225,8 +225,30 @@ class CapturedProgram:
         raise NotImplementedError
 
 
+class _NumberTensor:
+    """Fixed memory for run-time numbers that are equal, of which an optimizer has one for each parameter."""
+
+    def __init__(self, value: Any, dtype: torch.dtype, device: torch.device) -> None:
+        self.slots: list[int] = []
+        self._value = value
+        self.tensor = torch.full((), value, dtype=dtype, device=device)
+
+    def fits(self, numbers: Sequence[object]) -> bool:
+        """True when they are equal in this list, too."""
+        first = numbers[self.slots[0]]
+        return all(same_number(numbers[slot], first) for slot in self.slots)
+
+    def load(self, numbers: Sequence[Any]) -> None:
+        """Give it the value that they have now."""
+        value = numbers[self.slots[0]]
+        if not same_number(value, self._value):
+            self._value = value
+            self.tensor.fill_(value)
+
+
 class CapturedFunction(CapturedProgram):
-    """A backend's function for a program, in one graph."""
+    """A backend's function for a program, in one graph. Run-time numbers that it takes lie in memory that the graph
+    reads."""
 
     def __init__(
         self,
@@ -239,9 +261,35 @@ class CapturedFunction(CapturedProgram):
         super().__init__(program, written, graphs, moving)
         self._computation = computation
         self._graph: Graph | None = None
+        self._number_tensors: list[_NumberTensor] = []
+
+    def fits(self, tensors: list[Any], numbers: Sequence[object]) -> bool:
+        """As for any captured program; and numbers that share memory are equal."""
+        return super().fits(tensors, numbers) and all(each.fits(numbers) for each in self._number_tensors)
+
+    def _place_numbers(self, scalars: Sequence[Any]) -> dict[int, torch.Tensor]:
+        """Memory for the numbers that the function takes, by value number."""
+        made: dict[int, torch.Tensor] = {}
+        by_slot: dict[tuple[torch.dtype, int], _NumberTensor] = {}
+        by_value: dict[tuple[torch.dtype, Any], _NumberTensor] = {}
+        for number, slot, dtype in self._computation.numbers:
+            value = scalars[slot]
+            found = by_slot.get((dtype, slot))
+            # Zeros of both signs are equal, and no NaN is.
+            if found is None and value and value == value:
+                found = by_value.get((dtype, value))
+            if found is None:
+                found = _NumberTensor(value, dtype, self._computation.number_device)
+                self._number_tensors.append(found)
+                by_value[dtype, value] = found
+            by_slot[dtype, slot] = found
+            found.slots.append(slot)
+            made[number] = found.tensor
+        return made
 
     def _capture(self, inputs: list[Any], arguments: Arguments) -> Outcome | None:
         given = Arguments(inputs, arguments.scalars, arguments.generator, arguments.device, arguments.sources)
+        given.numbers = self._place_numbers(arguments.scalars)
         made: list[Outcome] = []
 
         def launch() -> None:
@@ -255,13 +303,16 @@ class CapturedFunction(CapturedProgram):
             self.failure = _CannotCapture(None, error)
             make_room(error)
             return None
-        self._fixed_numbers = list(enumerate(arguments.scalars))
+        taken = {slot for _, slot, _ in self._computation.numbers}
+        self._fixed_numbers = [pair for pair in enumerate(arguments.scalars) if pair[0] not in taken]
         self.graph_count = 1
         self._graph.replay()
         return Outcome(made[0].results)
 
     def _launch(self, arguments: Arguments) -> None:
         assert self._graph is not None
+        for each in self._number_tensors:
+            each.load(arguments.scalars)
         self._graph.replay()
 
 

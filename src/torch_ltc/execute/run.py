@@ -20,6 +20,7 @@ from torch_ltc.errors import BackendError, ExecutionError, LtcError
 from torch_ltc.events import ExecuteEvent, RefusalEvent, emit
 from torch_ltc.execute.capture import Capture, graphs_of
 from torch_ltc.execute.choice import Choice, choice_of, wait_for_device
+from torch_ltc.execute.memory import add_largest
 from torch_ltc.hooks import Hook
 from torch_ltc.lowering.functional_computation import Memory
 from torch_ltc.lowering.interface import Arguments, Computation, FunctionComputation, Outcome
@@ -250,6 +251,16 @@ def recovered(
     if not outcome.failures:
         _blame(entry, policy, error, saved)
     return outcome
+
+
+def all_lost(entry: CachedProgram, error: BaseException) -> Outcome:
+    """The outcome of a program that ended with this error: nothing of it is there."""
+    what = f"program {entry.program.identity} failed: {type(error).__name__}: {error}"
+    lost = error if isinstance(error, LtcError) else LtcError(what)
+    if lost is not error:
+        lost.__cause__ = error
+    add_largest(lost, entry.program)
+    return Outcome([lost] * len(entry.program.outputs), [lost])
 
 
 def _failure(entry: CachedProgram, policy: TierPolicy, error: Exception) -> ExecutionError:

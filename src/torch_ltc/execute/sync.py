@@ -31,13 +31,14 @@ from torch_ltc.events import (
 from torch_ltc.execute.buffer_passes import plain_data, renew
 from torch_ltc.execute.capture import graphs_of
 from torch_ltc.execute.executor import Uses, executor
-from torch_ltc.execute.memory import Maker, add_holdings, add_largest, memory
+from torch_ltc.execute.in_place import InPlace, in_place
+from torch_ltc.execute.memory import Maker, add_holdings, memory
 from torch_ltc.execute.no_sync import sync_guard
 from torch_ltc.execute.random_state import device_random
-from torch_ltc.execute.run import execute_entry
+from torch_ltc.execute.run import all_lost, execute_entry, settled_run
 from torch_ltc.hooks import Hook
 from torch_ltc.lowering.backend_data import BackendData
-from torch_ltc.lowering.interface import Arguments, Held, Outcome
+from torch_ltc.lowering.interface import Arguments, Held
 from torch_ltc.lowering.kernel_call import laid_out
 from torch_ltc.lowering.registry import registry
 from torch_ltc.native.library import extension
@@ -110,12 +111,19 @@ def cut(reason: SyncReason, then: Callable[[], None] | None = None, *, here: boo
         inputs, scalars, lines = recorder.inputs, recorder.scalars, recorder.lines
         recorder.reset()
         _keep_tree_bounded()
-        _queue(entry, inputs, scalars, lines, outputs, here)
+        told = None
+        if reason is SyncReason.READ:
+            # Who reads waits for it in any case.
+            told = _run_in_place(entry, inputs, scalars, lines, outputs)
+        if told is None:
+            _queue(entry, inputs, scalars, lines, outputs, here, timed=reason is SyncReason.READ)
         if recorder.awaited:
             _fetch_awaited()
         if then is not None:
             then()
     # Last: what listeners record or read belongs to the next program.
+    if told is not None:
+        tell(ExecuteEvent, *told)
     tell_sync(entry, reason, known, len(outputs), record_s, began)
 
 
@@ -126,16 +134,19 @@ def _queue(
     lines: dict[int, Source],
     outputs: list[Buffer],
     here: bool,
+    timed: bool,
 ) -> None:
-    """Have the worker run a program, or the calling thread. The lock is held."""
+    """Have the worker run a program, or the calling thread, and note the time that it takes if `timed`. The lock is
+    held."""
     entry.latest = scalars
     # As it is now: a scope that is left before the program runs still counts.
     policy = TierPolicy.current()
     written = [inputs[i] for i in entry.written]
     previous = _previous_outputs(entry, outputs, policy)
     run = lambda: _run(entry, inputs, scalars, lines, outputs, previous, policy)  # noqa: E731
+    work = (lambda: _run_timed(entry, scalars, policy, run)) if timed else run
     here = here and _is_short(entry, policy)
-    job = executor.submit(run, Uses(inputs, [*outputs, *written]), wait=False, here=here)
+    job = executor.submit(work, Uses(inputs, [*outputs, *written]), wait=False, here=here)
     for reference in previous:
         # Moved before the program runs, if it is still alive then; whoever reads it waits for that.
         buffer = reference()
@@ -158,6 +169,32 @@ def _is_short(entry: CachedProgram, policy: TierPolicy) -> bool:
         elements = sum([spec.numel for spec in program.specs().values()])
         entry.took_s = len(program.instructions) * _CALL_S + elements * _ELEMENT_S
     return entry.took_s < _SHORT_S
+
+
+def _run_in_place(
+    entry: CachedProgram,
+    inputs: list[Buffer],
+    scalars: list[object],
+    lines: dict[int, Source],
+    outputs: list[Buffer],
+) -> tuple[Any, ...] | None:
+    """Run a short program at once: the fields of the `ExecuteEvent`; None when it has to be queued. The lock is
+    held."""
+    known: InPlace | None = entry.in_place
+    told = None if known is None else known.run(inputs, scalars, outputs, lines)
+    if told is not None:
+        for buffer in (*outputs, *[inputs[i] for i in entry.written]):
+            buffer.forget_views()
+    return told
+
+
+def _run_timed(entry: CachedProgram, scalars: list[object], policy: TierPolicy, run: Callable[[], None]) -> None:
+    """Run a program on the worker, and note the time that it takes."""
+    settled = settled_run(entry, scalars, policy)
+    began = time.thread_time()
+    run()
+    if settled is not None:
+        in_place(entry).note(time.thread_time() - began, settled[1])
 
 
 def _previous_outputs(entry: CachedProgram, outputs: list[Buffer], policy: TierPolicy) -> list[weakref.ref[Buffer]]:
@@ -249,16 +286,6 @@ def _run(
     executor.complete()
     for event in told:
         emit(event)
-
-
-def all_lost(entry: CachedProgram, error: BaseException) -> Outcome:
-    """The outcome of a program that ended with this error: nothing of it is there."""
-    what = f"program {entry.program.identity} failed: {type(error).__name__}: {error}"
-    lost = error if isinstance(error, LtcError) else LtcError(what)
-    if lost is not error:
-        lost.__cause__ = error
-    add_largest(lost, entry.program)
-    return Outcome([lost] * len(entry.program.outputs), [lost])
 
 
 def _arguments(

@@ -115,7 +115,9 @@ class FunctionalComputation(Computation):
         self._pure = functional.program
         self._inputs = [i.number for i in functional.program.inputs]
         self._expected = _expected(recorded)
-        self._numbers = [(i.number, i.slot, i.spec.dtype) for i in self._pure.numbers]
+        # Value numbers, slots and dtypes of the run-time numbers that its functions take, and where these lie.
+        self.numbers = [(i.number, i.slot, i.spec.dtype) for i in self._pure.numbers]
+        self.number_device = recorded.device if backend.numbers_on_device else torch.device("cpu")
         self._places = _Places.of(functional, parts)
         fixed, ranges = dict(functional.fixed), number_ranges(recorded)
         self._sound = all(item.holds(fixed[item.slot]) for item in ranges if item.slot in fixed)
@@ -181,8 +183,10 @@ class FunctionalComputation(Computation):
             return self.finish(arguments, results)
         given = [self._given(parameter, arguments) for parameter in self.functional.parameters]
         values: dict[int, Any] = dict(zip(self._inputs, given, strict=True))
-        if self._numbers:
-            values.update(_number_tensors(self._numbers, arguments.scalars))
+        if arguments.numbers is not None:
+            values.update(arguments.numbers)
+        elif self.numbers:
+            values.update(_number_tensors(self.numbers, arguments.scalars, self.number_device))
         for compiled in self._parts:
             self._run_part(compiled, values, arguments)
         if self._settled and all(values[number] is given[position] for position, number in self._updates):
@@ -260,7 +264,9 @@ class FunctionalComputation(Computation):
         return outcome
 
 
-def _number_tensors(numbers: Sequence[tuple[int, int, torch.dtype]], scalars: Sequence[Any]) -> dict[int, torch.Tensor]:
+def _number_tensors(
+    numbers: Sequence[tuple[int, int, torch.dtype]], scalars: Sequence[Any], device: torch.device
+) -> dict[int, torch.Tensor]:
     """A tensor for each number, by value number. Equal ones share theirs, which nobody writes to: an optimizer has the
     same few for each of its parameters."""
     made: dict[int, torch.Tensor] = {}
@@ -269,7 +275,9 @@ def _number_tensors(numbers: Sequence[tuple[int, int, torch.dtype]], scalars: Se
         value = scalars[slot]
         tensor = known.get((dtype, value))
         if tensor is None:
-            tensor = torch.tensor(value, dtype=dtype)
+            # A copy to another device would wait for all that is launched there; filling does not.
+            on_host = device.type == "cpu"
+            tensor = torch.tensor(value, dtype=dtype) if on_host else torch.full((), value, dtype=dtype, device=device)
             # Zeros of both signs are equal.
             if value and not isinstance(value, complex):
                 known[dtype, value] = tensor

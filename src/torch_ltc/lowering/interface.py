@@ -66,7 +66,7 @@ class Arguments:
     an input which the program updates may be given other memory, in `Outcome.replaced`.
     """
 
-    __slots__ = ("held", "scalars", "generator", "device", "sources", "replaceable", "_plain", "_inputs")
+    __slots__ = ("held", "scalars", "generator", "device", "sources", "replaceable", "numbers", "_plain", "_inputs")
 
     def __init__(
         self,
@@ -85,6 +85,8 @@ class Arguments:
         # Where calls that may fail were recorded this time, by the identity of the call.
         self.sources: Mapping[int, Source] = {} if sources is None else sources
         self.replaceable = replaceable
+        # Tensors for the run-time numbers that compiled code takes, by value number; None: made at each run.
+        self.numbers: Mapping[int, torch.Tensor] | None = None
         self._plain = plain
         # When plain, the very list: most inputs of most programs are.
         self._inputs: list[torch.Tensor | LtcError] | None = held if plain else None  # type: ignore[assignment]
@@ -290,6 +292,8 @@ class Backend(abc.ABC):
     # True if the results of a functional program's function have the same dtypes, sizes and strides at every run, and
     # share memory with each other and with inputs in the same way: they are checked until a run needed no correction.
     repeats_layouts: bool = False
+    # True if the tensors that stand for run-time numbers lie on the program's device, else they lie on the host.
+    numbers_on_device: bool = False
     # What the conformance suite holds it to: equal bits, or tolerances (relative, absolute) by dtype where they differ
     # from PyTorch's own; and what is known to be wrong, as "operator/dtype/what", with the reason.
     exact_values: bool = False

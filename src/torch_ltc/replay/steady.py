@@ -16,8 +16,8 @@ from torch_ltc.execute.executor import executor
 from torch_ltc.execute.memory import memory
 from torch_ltc.execute.random_state import device_random
 from torch_ltc.execute.replay import Replayed
-from torch_ltc.execute.run import has_to_save, recovered
-from torch_ltc.execute.sync import all_lost, tell_sync
+from torch_ltc.execute.run import all_lost, has_to_save, recovered
+from torch_ltc.execute.sync import tell_sync
 from torch_ltc.lowering.functional_computation import DirectCall, FunctionalComputation
 from torch_ltc.lowering.interface import Arguments
 from torch_ltc.native.library import extension
@@ -148,7 +148,7 @@ class _Rest:
         except BaseException as lost:
             outcome = all_lost(entry, lost)
             interrupt = lost if isinstance(lost, KeyboardInterrupt) else None
-        self._program.install(outcome, inputs, outputs)
+        self._program.in_place.install(outcome, inputs, outputs)
         if interrupt is not None:
             raise interrupt
         return bool(outcome.failures)

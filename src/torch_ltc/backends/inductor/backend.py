@@ -73,6 +73,7 @@ class InductorBackend(Backend):
     symbolic_sizes = True
     compiles_out_of_process = True
     repeats_layouts = True
+    numbers_on_device = True
 
     def __init__(self) -> None:
         # Settings of `torch._inductor.config`, by name, that count for programs compiled from now on. Those that the
@@ -132,7 +133,7 @@ class InductorBackend(Backend):
         """The processor, and the options."""
         portable = inductor_config.save_config_portable()
         options = {**_PATCHES, **self.options}
-        return f"{torch.backends.cpu.get_cpu_capability()} {options} {sorted(portable.items())}"
+        return f"{torch.backends.cpu.get_cpu_capability()} {options} {sorted(portable.items())} numbers on device"
 
     def __getstate__(self) -> dict[str, Any]:
         return {"options": self.options}

@@ -274,7 +274,8 @@ def example_inputs(program: Program, symbolic: SymbolicSizes) -> list[Any]:
             made.append(_example(instruction.spec, program.device))
         else:
             made.append(_symbolic_example(instruction.spec, shape, symbolic, program.device))
-    made += [_example(instruction.spec, torch.device("cpu")) for instruction in program.numbers]
+    # On the device: code for a GPU takes what lies on the host when it is launched, but a graph is captured once.
+    made += [_example(instruction.spec, program.device) for instruction in program.numbers]
     return made + [symbolic.integers[symbol.name] for symbol in program.symbols]
 
 

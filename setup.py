@@ -38,9 +38,7 @@ class BuildNative(build_ext):
             return
         try:
             compiler = _compiler()
-            made = compiler.build(
-                Path(self.build_temp), compiler.find_compiler(os.environ.get("CXX", "")), print, self.parallel or 0
-            )
+            made = compiler.build(Path(self.build_temp), compiler.find_compiler(os.environ.get("CXX", "")), print)
             target = Path(self.build_lib) / PACKAGE / "built"
             target.mkdir(parents=True, exist_ok=True)
             self.copy_file(str(made), str(target / made.name))

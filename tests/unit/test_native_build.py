@@ -13,22 +13,20 @@ from torch_ltc.cli.main import main
 from torch_ltc.native import compiler, library
 from torch_ltc.native.compiler import BuildError, Compiler, build, find_compiler, library_name
 
-# Its "object files" hold their source, its library the objects; each run adds a line to `calls`.
+# Its "library" holds its sources; each run adds a line to `calls`.
 FAKE = """#!/usr/bin/env python3
 import pathlib, sys
 words = sys.argv[1:]
-if words == ["--version"]:
-    print("fake 1.0")
-    sys.exit()
-made = words[words.index("-o") + 1]
-files = [pathlib.Path(word) for word in words if word.endswith((".cpp", ".o"))]
-texts = [file.read_text() for file in files]
+made, folder = (pathlib.Path(words[words.index(option) + 1]) for option in ("-o", "-I"))
+unit = next(word for word in words if word.endswith(".cpp"))
+names = [line.split('"')[1] for line in pathlib.Path(unit).read_text().splitlines() if '"' in line]
 with open(pathlib.Path(__file__).parent / "calls", "a") as calls:
-    calls.write(" ".join(file.name.split("-")[0] for file in files) + "\\n")
-if any("broken" in text for text in texts):
+    calls.write(" ".join(names) + "\\n")
+text = "".join((folder / name).read_text() for name in names)
+if "broken" in text:
     print("this is wrong")
     sys.exit(1)
-pathlib.Path(made).write_text("".join(texts))
+made.write_text(text)
 """
 
 
@@ -48,7 +46,7 @@ class Workshop:
         (self.sources / name).write_text(text)
 
     def build(self) -> Path:
-        return build(self.made, Compiler((str(self.script),)), lambda text: None, jobs=1)
+        return build(self.made, Compiler((str(self.script),)), lambda text: None)
 
     def calls(self) -> list[str]:
         """What was compiled and linked since the last question."""
@@ -65,23 +63,23 @@ def workshop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workshop:
     return made
 
 
-def test_a_second_build_compiles_nothing(workshop: Workshop) -> None:
+def test_all_sources_are_compiled_as_one_and_a_second_build_compiles_nothing(workshop: Workshop) -> None:
     made = workshop.build()
     assert made.read_text() == "12"
-    assert workshop.calls() == ["one.cpp", "two.cpp", "one two"]
+    assert workshop.calls() == ["one.cpp two.cpp"]
     assert workshop.build() == made
     assert workshop.calls() == []
 
 
-def test_a_changed_source_is_compiled_alone(workshop: Workshop) -> None:
+def test_a_changed_source_makes_another_library(workshop: Workshop) -> None:
     first = workshop.build()
     workshop.calls()
     workshop.write("two.cpp", "3")
-    assert workshop.build() != first
-    assert workshop.calls() == ["two.cpp", "one two"]
+    second = workshop.build()
+    assert (second != first, second.read_text(), workshop.calls()) == (True, "13", ["one.cpp two.cpp"])
 
 
-def test_a_changed_header_compiles_who_includes_it(workshop: Workshop) -> None:
+def test_a_changed_header_makes_another_library(workshop: Workshop) -> None:
     workshop.write("two.cpp", '#include "outer.h"')
     workshop.write("outer.h", '#include "inner.h"')
     workshop.write("inner.h", "// as it was")
@@ -89,17 +87,16 @@ def test_a_changed_header_compiles_who_includes_it(workshop: Workshop) -> None:
     workshop.calls()
     workshop.write("inner.h", "// changed")
     assert workshop.build() != first
-    assert workshop.calls() == ["two.cpp", "one two"]
+    assert workshop.calls() == ["one.cpp two.cpp"]
 
 
-def test_a_failure_has_the_messages_and_keeps_what_was_compiled(workshop: Workshop) -> None:
+def test_a_failure_has_the_messages_and_leaves_nothing(workshop: Workshop) -> None:
     workshop.write("two.cpp", "broken")
-    with pytest.raises(BuildError, match=r"two\.cpp\nthis is wrong"):
+    with pytest.raises(BuildError, match=r"extension\.cpp(.|\n)*\nthis is wrong"):
         workshop.build()
-    workshop.calls()
+    assert {file.name for file in workshop.made.iterdir()} == {"lock"}
     workshop.write("two.cpp", "2")
     assert workshop.build().read_text() == "12"
-    assert workshop.calls() == ["two.cpp", "one two"]
 
 
 def test_what_a_killed_build_has_left_is_removed(workshop: Workshop) -> None:
@@ -108,20 +105,21 @@ def test_what_a_killed_build_has_left_is_removed(workshop: Workshop) -> None:
     (left / "one.log").write_text("")
     workshop.build()
     assert not left.exists()
-    assert {file.name for file in workshop.made.iterdir()} == {"lock", "objects", library_name()}
+    assert {file.name for file in workshop.made.iterdir()} == {"lock", library_name()}
 
 
 def test_an_interrupted_build_stops_the_compiler(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
-    workshop.script.write_text('#!/bin/sh\n[ "$1" = --version ] || exec sleep 600\n')
+    workshop.script.write_text("#!/bin/sh\nexec sleep 600\n")
     started: list[subprocess.Popen[bytes]] = []
-    start = compiler._Step.start
 
-    def interrupted(step: compiler._Step) -> subprocess.Popen[bytes]:
-        started.append(start(step))
-        return started[-1]
+    class Interrupted(subprocess.Popen[bytes]):
+        def wait(self, timeout: float | None = None) -> int:
+            if self not in started:
+                started.append(self)
+                raise KeyboardInterrupt
+            return super().wait(timeout)
 
-    monkeypatch.setattr(compiler._Step, "start", interrupted)
-    monkeypatch.setattr(compiler.time, "sleep", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(compiler.subprocess, "Popen", Interrupted)
     with pytest.raises(KeyboardInterrupt):
         workshop.build()
     assert [process.poll() for process in started] == [-9]
@@ -131,12 +129,12 @@ def test_processes_that_build_at_the_same_time_compile_once(workshop: Workshop) 
     script = (
         "import sys; from pathlib import Path; from torch_ltc.native import compiler\n"
         "compiler._SOURCES = Path(sys.argv[1])\n"
-        "compiler.build(Path(sys.argv[2]), compiler.Compiler((sys.argv[3],)), print, jobs=1)\n"
+        "compiler.build(Path(sys.argv[2]), compiler.Compiler((sys.argv[3],)), print)\n"
     )
     command = [sys.executable, "-c", script, str(workshop.sources), str(workshop.made), str(workshop.script)]
     running = [subprocess.Popen(command, stdout=subprocess.DEVNULL) for _ in range(2)]
     assert [process.wait(timeout=120) for process in running] == [0, 0]
-    assert workshop.calls() == ["one.cpp", "two.cpp", "one two"]
+    assert workshop.calls() == ["one.cpp two.cpp"]
 
 
 def test_the_name_tells_other_versions_apart(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:

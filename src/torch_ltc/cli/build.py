@@ -6,7 +6,7 @@ import argparse
 import os
 from pathlib import Path
 
-from torch_ltc.cli.output import command, count, note
+from torch_ltc.cli.output import command, note
 from torch_ltc.config import foreign_variable, native_folder
 from torch_ltc.errors import LtcError
 from torch_ltc.native.compiler import BuildError, build, find_compiler
@@ -14,8 +14,7 @@ from torch_ltc.private_files import is_private_folder
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--force", action="store_true", help="link it again even if it is there")
-    parser.add_argument("--jobs", type=count, default=0, help="files to compile at the same time; all processors")
+    parser.add_argument("--force", action="store_true", help="compile it again even if it is there")
     parser.add_argument("--sanitize", action="store_true", help="find errors of memory while it runs; slow")
     parser.add_argument("--if-possible", action="store_true", help="do nothing where there is no C++ compiler")
 
@@ -42,7 +41,7 @@ def _build(options: argparse.Namespace) -> int:
             f"others may write to {folder}", hint="take the right from them: chmod go-w, or set XDG_CACHE_HOME"
         )
     try:
-        print(build(folder, compiler, note, options.jobs, options.force))
+        print(build(folder, compiler, note, options.force))
     except BuildError as error:
         raise LtcError(f"the compiler failed\n{error}", hint="LTC_NATIVE=0 does without the extension") from error
     return 0

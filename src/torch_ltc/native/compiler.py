@@ -1,5 +1,6 @@
-"""Compiles the extension: one object file per source, kept by a digest of all that goes into it, and one library.
+"""Compiles the extension: all sources as one, into a library whose name has a digest of all that goes into it.
 
+PyTorch's headers are what takes long: read once, the whole takes no more than two of its files would by themselves.
 Needs the standard library and PyTorch alone: `setup.py` loads this file by its path, before the package is there.
 """
 
@@ -15,7 +16,7 @@ import subprocess
 import sysconfig
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +29,6 @@ _SOURCES = Path(__file__).parent
 _TORCH = Path(torch.__file__).parent
 _INCLUDE = re.compile(rb'^#include "([^"]+)"', re.MULTILINE)
 _SCRATCH = "unfinished-"
-_POLL_S = 0.05
 _KEPT_S = 30 * 86400.0
 _SANITIZE = ("-fsanitize=address,undefined", "-fno-omit-frame-pointer", "-g", "-O1")
 
@@ -45,19 +45,14 @@ class Compiler:
     sanitize: bool = False
 
     def compile_flags(self) -> tuple[str, ...]:
-        """Flags that make an object file of a source."""
+        """Flags for the sources."""
         optimise = _SANITIZE if self.sanitize else ("-O2", "-g0")
         return (*_flags(), *optimise)
 
     def link_flags(self) -> tuple[str, ...]:
-        """Flags that make the library of object files."""
+        """Flags for the library."""
         libraries = ("-lc10", "-ltorch_cpu", "-ltorch", "-ltorch_python")
         return ("-shared", f"-L{_TORCH / 'lib'}", *libraries, *(_SANITIZE[:1] if self.sanitize else ()))
-
-    def version(self) -> str:
-        """The first line of what the compiler says of itself."""
-        done = subprocess.run([*self.command, "--version"], capture_output=True, text=True, check=False)
-        return next(iter(done.stdout.splitlines()), "")
 
 
 def _flags() -> tuple[str, ...]:
@@ -119,93 +114,47 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def build(folder: Path, compiler: Compiler, note: Callable[[str], None], jobs: int = 0, force: bool = False) -> Path:
-    """The library in `folder`, compiled if it is not there; raises BuildError with the compiler's messages.
-
-    Sources that did not change since they were compiled for the same PyTorch, Python and compiler are not compiled.
-    """
+def build(folder: Path, compiler: Compiler, note: Callable[[str], None], force: bool = False) -> Path:
+    """The library in `folder`, compiled if it is not there; raises BuildError with the compiler's messages."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     target = folder / library_name()
     with _locked(folder):
         if target.exists() and not force:
             return target
-        objects = folder / "objects"
-        objects.mkdir(mode=0o700, exist_ok=True)
-        common = repr((compiler.command, compiler.version(), compiler.compile_flags(), torch.version.git_version))
-        digests = {source: _digest(common.encode(), _text(source)) for source in _sources()}
-        wanted = {source: objects / f"{source.stem}-{digest}.o" for source, digest in digests.items()}
-        missing = [source for source, made in wanted.items() if not made.exists()]
-        if missing:
-            note(f"compiling {', '.join(source.name for source in missing)}: half a minute each")
+        note("compiling the extension: a minute or two")
         for abandoned in folder.glob(f"{_SCRATCH}*"):
             # Of a process that was killed: nobody else builds here now.
             shutil.rmtree(abandoned, ignore_errors=True)
         with tempfile.TemporaryDirectory(dir=folder, prefix=_SCRATCH) as scratch:
-            compile_one = (*compiler.command, *compiler.compile_flags(), "-c")
-            steps = [
-                _Step((*compile_one, str(source)), Path(scratch, source.stem), wanted[source]) for source in missing
-            ]
-            _run_all(steps, jobs or len(os.sched_getaffinity(0)))
-            link = (*compiler.command, *map(str, wanted.values()), *compiler.link_flags())
-            _run_all([_Step(link, Path(scratch, "library"), target)], 1)
-        for kept in wanted.values():
-            os.utime(kept)
+            os.replace(_compile(Path(scratch), compiler), target)
         _remove_old(folder, target)
     return target
 
 
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """A run of the compiler: it writes the file `made`, which becomes `target` once it is whole."""
-
-    command: tuple[str, ...]
-    made: Path
-    target: Path
-
-    def start(self) -> subprocess.Popen[bytes]:
-        """Start the compiler; what it prints goes into a file beside `made`."""
-        with open(self._log(), "wb") as file:
-            return subprocess.Popen([*self.command, "-o", str(self.made)], stdout=file, stderr=subprocess.STDOUT)
-
-    def finish(self, status: int) -> str:
-        """Put the file into its place; the compiler's messages when it has failed."""
-        if status:
-            return f"{shlex.join(self.command)}\n{self._log().read_text(encoding='utf-8', errors='replace')}"
-        os.chmod(self.made, 0o700)
-        os.replace(self.made, self.target)
-        return ""
-
-    def _log(self) -> Path:
-        return self.made.with_suffix(".log")
-
-
-def _run_all(steps: Sequence[_Step], jobs: int) -> None:
-    """Run all steps, so many at a time; raises BuildError with the messages of those that failed."""
-    waiting = list(steps)
-    running: dict[_Step, subprocess.Popen[bytes]] = {}
-    failed = ""
-    try:
-        while running or (waiting and not failed):
-            while waiting and len(running) < jobs and not failed:
-                step = waiting.pop(0)
-                running[step] = step.start()
-            for step, process in list(running.items()):
-                status = process.poll()
-                if status is not None:
-                    del running[step]
-                    failed += step.finish(status)
-            time.sleep(_POLL_S)
-    finally:
-        # After an interrupt: nobody waits for these.
-        for process in running.values():
+def _compile(scratch: Path, compiler: Compiler) -> Path:
+    """The library, made in this folder."""
+    unit, made, log = scratch / "extension.cpp", scratch / "library", scratch / "log"
+    # PyTorch's conversions first: they must be there before anything of pybind11's is used with tensors.
+    headers = ("<torch/csrc/utils/pybind.h>", *(f'"{source.name}"' for source in _sources()))
+    unit.write_text("".join(f"#include {header}\n" for header in headers), encoding="utf-8")
+    places = ("-I", str(_SOURCES), str(unit), "-o", str(made))
+    command = (*compiler.command, *compiler.compile_flags(), *places, *compiler.link_flags())
+    with open(log, "wb") as file:
+        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
+        try:
+            status = process.wait()
+        finally:
+            # After an interrupt: nobody waits for it.
             process.kill()
             process.wait()
-    if failed:
-        raise BuildError(failed)
+    if status:
+        raise BuildError(f"{shlex.join(command)}\n{log.read_text(encoding='utf-8', errors='replace')}")
+    os.chmod(made, 0o700)
+    return made
 
 
 def _remove_old(folder: Path, made: Path) -> None:
-    """Remove libraries and object files that nobody has used for a month."""
+    """Remove libraries that nobody has used for a month, and object files, which earlier versions made."""
     oldest = time.time() - _KEPT_S
     for file in (*folder.glob("_native-*.so"), *folder.glob("objects/*.o")):
         if file != made and file.stat().st_mtime < oldest:

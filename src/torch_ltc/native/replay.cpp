@@ -14,8 +14,7 @@
 namespace torch_ltc {
 namespace {
 
-// Names of a buffer's attributes.
-PyObject* const kData = PyUnicode_InternFromString("data");
+// Names of other attributes of a buffer.
 PyObject* const kError = PyUnicode_InternFromString("error");
 PyObject* const kJob = PyUnicode_InternFromString("job");
 

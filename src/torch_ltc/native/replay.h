@@ -31,6 +31,9 @@ constexpr bool kHasVersions = false;
 inline uint64_t version_of(PyObject*) { return 0; }
 #endif
 
+// The attribute of a buffer that has its data.
+inline PyObject* const kData = PyUnicode_InternFromString("data");
+
 inline const at::Tensor& tensor_of(py::handle object) {
   TORCH_CHECK_TYPE(THPVariable_Check(object.ptr()), "expected a tensor");
   return THPVariable_Unpack(object.ptr());

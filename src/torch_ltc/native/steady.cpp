@@ -17,7 +17,6 @@ PyObject* name(const char* text) { return PyUnicode_InternFromString(text); }
 
 PyObject* const kAssignments = name("assignments");
 PyObject* const kCompiled = name("compiled");
-PyObject* const kData = name("data");
 PyObject* const kDropped = name("dropped");
 PyObject* const kFlushDenormal = name("flush_denormal");
 PyObject* const kMaker = name("maker");

@@ -165,7 +165,7 @@ def test_addmm_and_addmv_broadcast_without_an_expand_on_every_version() -> None:
 def test_equal_numbers_share_a_tensor_and_zeros_keep_their_signs() -> None:
     scalars = [0.5, 0.5, 0.0, -0.0, 2, 2.0, float("nan"), True]
     numbers = [(10 + slot, slot, torch.float32) for slot in range(len(scalars))]
-    made = _number_tensors([*numbers, (30, 0, torch.float64)], scalars)
+    made = _number_tensors([*numbers, (30, 0, torch.float64)], scalars, torch.device("cpu"))
     assert made[10] is made[11]
     assert made[14] is made[15]
     assert made[30].dtype is torch.float64

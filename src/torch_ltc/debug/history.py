@@ -120,7 +120,11 @@ class History:
             ChoiceEvent: self._on_choice,
             NonFiniteEvent: self._on_nonfinite,
         }
-        keepers = {SyncEvent: self._on_sync, ExecuteEvent: self._on_execute, ReadEvent: self._on_read}
+        keepers: dict[type, Callable[..., None]] = {
+            SyncEvent: self._on_sync,
+            ExecuteEvent: self._on_execute,
+            ReadEvent: self._on_read,
+        }
         self._listening = [events.subscribe(handler, kind) for kind, handler in handlers.items()]
         self._listening.append(events.keep_figures(keepers))
         self._stop_synced = program_synced.add(self._on_synced)

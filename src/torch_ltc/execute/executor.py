@@ -148,8 +148,7 @@ class Executor:
         # By thread: the worker whose items it has taken on and not run yet.
         self._stand_ins: dict[int, _Worker] = {}
         self._process = os.getpid()
-        self._lock = threading.RLock()
-        self._room = threading.Condition(self._lock)
+        self._room = threading.Condition()
         self._waiting = 0
         # As `torch.set_flush_denormal` said; there is no way to ask.
         self.flush_denormal = False
@@ -158,8 +157,7 @@ class Executor:
 
     def forget(self) -> None:
         """In a process that was forked: the workers are not there, and nothing can be queued."""
-        self._lock = threading.RLock()
-        self._room = threading.Condition(self._lock)
+        self._room = threading.Condition()
         self._waiting = 0
         self._stand_ins.clear()
 
@@ -259,7 +257,7 @@ class Executor:
         worker = self._by_device.get("cpu:0")
         if worker is None or thread in self._workers or self.flush_denormal or not has_clean_state():
             return False
-        with self._lock:
+        with self._room:
             # An item waits until it has run.
             if self._waiting or worker.stand_in or self.is_forked():
                 return False
@@ -281,7 +279,7 @@ class Executor:
         """The work that began with `begin_here` is done."""
         keep_warnings(False)
         worker = self._workers.pop(threading.get_ident())
-        with self._lock:
+        with self._room:
             worker.stand_in = 0
             if self._waiting:
                 self._room.notify_all()

@@ -45,12 +45,13 @@ def steady_replay(
 
     `unchanged` are its guards, `given` the places of its inputs that are arguments.
     """
-    settled = program.ran_here
-    if extension is None or settled is None or settled[1] is None:
+    policy, executable = program.ran_here or (None, None)
+    if extension is None or policy is None or executable is None:
         return None
-    policy, executable = settled
     computation = executable.computation
-    direct = computation.direct if isinstance(computation, FunctionalComputation) else None
+    if not isinstance(computation, FunctionalComputation):
+        return None
+    direct = computation.direct
     made = [leaf.spec for leaf in leaves if isinstance(leaf, Made)]
     whole = [spec for _, spec in program.entry.outputs]
     if direct is None or not made or has_to_save(program.entry, executable):

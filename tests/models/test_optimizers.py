@@ -29,6 +29,7 @@ from torch.optim import (
 from tests.models import training
 from tests.models.layer_cases import classification_loss, multilayer_perceptron, vectors
 from tests.models.training import Case
+from torch_ltc import events
 from torch_ltc.config import settings
 
 Options = Mapping[str, Any]
@@ -130,3 +131,69 @@ def test_lbfgs_takes_the_same_path_as_on_eager() -> None:
     with settings.scope(backend="interpreter"):
         actual = minimise_with_lbfgs("ltc")
     torch.testing.assert_close(actual, minimise_with_lbfgs("cpu"), rtol=0.0, atol=0.0)
+
+
+def train_with(
+    device: str, kind: type[Optimizer], steps: int, start: tuple[nn.Module, Any] | None = None, late: bool = False
+) -> tuple[nn.Module, Any]:
+    """A network and its optimizer after some steps, begun with the state of others of any device. With `late`, its last
+    layer joins the optimizer after two steps."""
+    model = copy.deepcopy(multilayer_perceptron() if start is None else start[0]).to(device)
+    layers = list(model.children())
+    first = [parameter for layer in layers[:-1] for parameter in layer.parameters()]
+    optimizer: Any = kind(first if late else model.parameters(), lr=0.01)  # type: ignore[call-arg]
+    if start is not None:
+        optimizer.load_state_dict(copy.deepcopy(start[1].state_dict()))
+    inputs, labels = (tensor.to(device) for tensor in vectors(torch.Generator().manual_seed(1)))
+    for step in range(steps):
+        if late and step == 2:
+            optimizer.add_param_group({"params": layers[-1].parameters(), "lr": 0.02})
+        optimizer.zero_grad()
+        F.cross_entropy(model(inputs), labels).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+    return model, optimizer
+
+
+def assert_same_parameters(actual: nn.Module, expected: nn.Module) -> None:
+    """Equal to the bit."""
+    pairs = [[training.read(parameter) for parameter in model.parameters()] for model in (actual, expected)]
+    torch.testing.assert_close(pairs[0], pairs[1], rtol=0.0, atol=0.0)
+
+
+@pytest.mark.parametrize("kind", [SGD, Adam, RMSprop])
+def test_parameters_that_join_an_optimizer_late_are_trained_as_on_eager(kind: type[Optimizer]) -> None:
+    models = []
+    for device in ("ltc", "cpu"):
+        torch.manual_seed(0)
+        with settings.scope(backend="interpreter"):
+            model, optimizer = train_with(device, kind, 4, late=True)
+        assert len(optimizer.param_groups) == 2
+        models.append(model)
+    assert_same_parameters(*models)
+
+
+@pytest.mark.parametrize("kind", [Adam, AdamW, RMSprop, Adagrad])
+@pytest.mark.parametrize(("before", "after"), [("cpu", "ltc"), ("ltc", "cpu")])
+def test_the_state_of_an_optimizer_goes_from_one_device_to_the_other(
+    kind: type[Optimizer], before: str, after: str
+) -> None:
+    torch.manual_seed(0)
+    start = multilayer_perceptron()
+    fresh = kind(start.parameters())
+    with settings.scope(backend="interpreter"):
+        half = train_with(before, kind, 3, (start, fresh))
+        actual, _ = train_with(after, kind, 3, half)
+    expected, _ = train_with("cpu", kind, 3, train_with("cpu", kind, 3, (start, fresh)))
+    assert_same_parameters(actual, expected)
+
+
+def test_clipping_the_gradients_belongs_to_the_program_of_the_step() -> None:
+    syncs: list[events.SyncEvent] = []
+    train_with("ltc", Adam, 1)
+    stop = events.subscribe(syncs.append, events.SyncEvent)
+    try:
+        train_with("ltc", Adam, 3)
+    finally:
+        stop()
+    assert [sync.reason for sync in syncs] == [events.SyncReason.OPTIMIZER] * 3

@@ -19,6 +19,7 @@ from tests.support.graphs import StandInGraphs
 from torch_ltc import events
 from torch_ltc.config import settings
 from torch_ltc.debug.history import history
+from torch_ltc.distributed.operators import _on_host
 from torch_ltc.errors import GroupError
 from torch_ltc.execute import capture
 
@@ -238,3 +239,13 @@ def test_a_storage_can_be_emptied_and_filled_again() -> None:
     assert storage.resize_(0) is storage
     storage.resize_(16)
     assert x.fill_(3).tolist() == [3.0] * 4
+
+
+def test_what_lies_elsewhere_is_copied_to_the_host_for_gloo() -> None:
+    copied: list[tuple[torch.Tensor, torch.Tensor]] = []
+    elsewhere, here = torch.arange(3.0, device="ltc"), torch.ones(2)
+    first, second, number = _on_host([[elsewhere], here, 4], copied)
+    assert (first[0].device.type, first[0].tolist()) == ("cpu", [0.0, 1.0, 2.0])
+    assert second is here
+    assert number == 4
+    assert [(tensor is elsewhere, copy is first[0]) for tensor, copy in copied] == [(True, True)]

@@ -69,6 +69,8 @@ class _Pair:
 
     group: ProcessGroup
     physical: ProcessGroup
+    on_host: bool
+    """True when it moves memory of the host alone."""
 
 
 class Groups:
@@ -85,7 +87,7 @@ class Groups:
         pair = self._pairs.get(name)
         if pair is None or pair.group is not group:
             # A group of the same name may have been destroyed.
-            self._pairs[name] = _Pair(group, self._physical(group))
+            self._pairs[name] = _Pair(group, *self._physical(group))
             self._made[name] += 1
         return name
 
@@ -95,6 +97,10 @@ class Groups:
         if pair is None:
             raise GroupError(f"the process group {name!r} has been destroyed", hint="sync before it is destroyed")
         return pair.physical
+
+    def is_on_host(self, name: str) -> bool:
+        """True when the group of this name moves memory of the host alone."""
+        return name in self._pairs and self._pairs[name].on_host
 
     def members(self) -> list[tuple[str, ProcessGroup]]:
         """All groups that a collective was recorded on, with their names."""
@@ -117,7 +123,7 @@ class Groups:
         kept = {} if group is None else {name: pair for name, pair in self._pairs.items() if pair.group is not group}
         self._pairs = kept
 
-    def _physical(self, group: ProcessGroup) -> ProcessGroup:
+    def _physical(self, group: ProcessGroup) -> tuple[ProcessGroup, bool]:
         backend = backend_of(group)
         if backend is None:
             raise GroupError(
@@ -125,8 +131,8 @@ class Groups:
                 source=str(current_source(2)),
                 hint=_HINT,
             )
-        devices = ("cpu", "cuda") if isinstance(backend, dist.ProcessGroupGloo) else ("cuda",)
-        return make_group(group.rank(), group.size(), backend, devices)
+        on_host = isinstance(backend, dist.ProcessGroupGloo)
+        return make_group(group.rank(), group.size(), backend, ("cpu", "cuda") if on_host else ("cuda",)), on_host
 
 
 groups = Groups()

@@ -128,10 +128,16 @@ class Collective:
     def run(self, *values: Any) -> None:
         """Run the call on the physical device, and return when its results can be used."""
         rest = list(values)
+        copied_back: list[tuple[torch.Tensor, torch.Tensor]] = []
+        if groups.is_on_host(self._group(values)):
+            written = {position for position, _ in self._written_positions()}
+            rest = [_on_host(value, copied_back if i in written else []) for i, value in enumerate(values)]
         arguments = [part.physical(rest) for part in self.parts]
         try:
             made = getattr(torch.ops.c10d, self.name).default(*arguments)
             unbox_work(made[-1] if isinstance(made, tuple) else made).wait()
+            for tensor, copy in copied_back:
+                tensor.copy_(copy)
         except RuntimeError as error:
             word = groups.word_of_others(self._group(values))
             if word is not None:
@@ -163,6 +169,17 @@ class Collective:
                 found.append((position, part.type))
             position += 2 if part.type == _LISTS else 1 if part.declared else 0
         return found
+
+
+def _on_host(value: Any, copied: list[tuple[torch.Tensor, torch.Tensor]]) -> Any:
+    """An argument with copies on the host for tensors elsewhere, which are noted: gloo takes no memory of a GPU for
+    some collectives, and ends the process."""
+    if isinstance(value, (list, tuple)):
+        return [_on_host(item, copied) for item in value]
+    if not isinstance(value, torch.Tensor) or value.device.type == "cpu":
+        return value
+    copied.append((value, value.cpu()))
+    return copied[-1][1]
 
 
 def _number_of(boxed: Any) -> int:

@@ -50,6 +50,8 @@ WRITTEN = {
 
 _LISTS = "List[List[Tensor]]"
 _GROUP, _REDUCTION = "ProcessGroup", "ReduceOp"
+# Gloo divides their larger tensor along its first dimension, which may be 1.
+_FLAT = frozenset({"_allgather_base_", "_reduce_scatter_base_"})
 # The reductions as C++ objects, by number: some versions cannot make them anew.
 _reductions: dict[int, Any] = {}
 
@@ -132,6 +134,8 @@ class Collective:
         if groups.is_on_host(self._group(values)):
             written = {position for position, _ in self._written_positions()}
             rest = [_on_host(value, copied_back if i in written else []) for i, value in enumerate(values)]
+            if self.name in _FLAT:
+                rest = [value.view(-1) if isinstance(value, torch.Tensor) else value for value in rest]
         arguments = [part.physical(rest) for part in self.parts]
         try:
             made = getattr(torch.ops.c10d, self.name).default(*arguments)

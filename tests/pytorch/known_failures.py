@@ -30,9 +30,7 @@ class Known:
 
 _WARNING = "PyTorch before 2.15 prints warnings of operators that Python calls; they cannot be caught"
 _ELEMENTS = "reads or writes tens of thousands of elements one by one: minutes on a busy machine, past a limit of 60 s"
-_READS = (
-    "reads a number after each of tens of thousands of calls: a read waits for the worker thread, too slow for 120 s"
-)
+_READS = "reads a number after each of tens of thousands of calls: past 120 s on a busy machine; not seen to the end"
 _BUSY = "thousands of programs, each new: makes progress, but is past 120 s on a busy machine; not seen to the end"
 _SPARSE = "every call on a sparse tensor syncs: too slow for a limit of 60 s on a busy machine; not seen to the end"
 _TEXT = "the text of a program is another, on purpose"

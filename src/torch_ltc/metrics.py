@@ -390,6 +390,7 @@ def to_prometheus() -> str:
     the quantiles of the latest 1024 samples. Times are in seconds. Names that are not in the tables share the families
     `torch_ltc_other*`, with their name as the label.
     """
+    events.catch_up()
     with _lock:
         _add_ops()
         families = [*_counter_families(), *_metric_families()]

@@ -14,6 +14,7 @@ from torch.optim import Adam
 
 import torch_ltc
 from torch_ltc.config import settings
+from torch_ltc.events import catch_up
 from torch_ltc.program.tree import Node
 
 pytestmark = pytest.mark.blocking_tiers
@@ -41,6 +42,8 @@ def take_sample(step: int) -> Sample:
     """Count after everything queued has run and the collector has taken what it can."""
     torch_ltc.wait_device_ops()
     gc.collect()
+    # Figures of events are added up some hundred at a time.
+    catch_up()
     objects = gc.get_objects()
     nodes = sum(type(thing) is Node for thing in objects)
     with open("/proc/self/statm") as statistics:

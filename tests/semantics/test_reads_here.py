@@ -95,6 +95,15 @@ def test_a_program_that_takes_long_runs_on_the_worker() -> None:
     assert threading.get_ident() not in threads
 
 
+@pytest.fixture
+def interrupted() -> Iterator[None]:
+    """Interrupts raise, also where the tests run in the background of a shell, which has them ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interrupted")
 def test_an_interrupt_comes_when_the_program_is_over_and_no_update_is_lost() -> None:
     weight = lazy(torch.ones(2))
     loss = interrupts(weight).sum()
@@ -106,6 +115,7 @@ def test_an_interrupt_comes_when_the_program_is_over_and_no_update_is_lost() -> 
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+@pytest.mark.usefixtures("interrupted")
 def test_an_interrupt_before_the_program_runs_leaves_it_to_the_worker() -> None:
     x = lazy(torch.ones(2))
     y = x + 1

@@ -20,6 +20,7 @@ from torch_ltc.execute.executor import call_below_autograd, executor
 from torch_ltc.execute.memory import Maker, add_holdings, memory
 from torch_ltc.execute.random_state import device_random
 from torch_ltc.execute.run import all_lost, execute_settled, settled_run
+from torch_ltc.execute.signals import signals_deferred
 from torch_ltc.lowering.interface import Arguments, Outcome
 from torch_ltc.lowering.lower import Executable
 from torch_ltc.lowering.registry import registry
@@ -93,13 +94,15 @@ class InPlace:
                     held, scalars, device_random.generator, entry.program.device, lines, replaceable=True, plain=True
                 )
                 began = time.perf_counter()
-                try:
-                    outcome = call_below_autograd(execute_settled, entry, arguments, *settled)
-                except BaseException as error:
-                    outcome = all_lost(entry, error)
-                    interrupt = error if isinstance(error, KeyboardInterrupt) else None
-                took_s = time.perf_counter() - began
-                self.install(outcome, inputs, outputs)
+                # An interrupt waits until everything has its value: no update is lost.
+                with signals_deferred():
+                    try:
+                        outcome = call_below_autograd(execute_settled, entry, arguments, *settled)
+                    except BaseException as error:
+                        outcome = all_lost(entry, error)
+                        interrupt = error if isinstance(error, KeyboardInterrupt) else None
+                    took_s = time.perf_counter() - began
+                    self.install(outcome, inputs, outputs)
             finally:
                 executor.end_here()
         if interrupt is not None:

@@ -75,7 +75,7 @@ def settled_run(
         return None
     if policy.measures:
         choice: Choice | None = entry.choice
-        if choice is None or not choice.settled:
+        if choice is None or not choice.settled or choice.key != (policy.measures, policy.captures):
             return None
         assert choice.kept is not None
         policy = policy.on(choice.kept.backend, choice.kept.captured)

@@ -86,5 +86,15 @@ table.add(
     Header("torch/csrc/jit/python/pybind_utils.h", "Python values as the dispatcher's", "the hit path", _BINDING,
            names=("toIValue", "toPyObject")),
     Header("torch/csrc/utils/pybind.h", "tensors as arguments", "the hit path", _BINDING),
+    Header("c10/core/GradMode.h", "whether gradients are wanted", "replays", _STABLE,
+           names=("GradMode", "AutoGradMode")),
+    Header("c10/core/InferenceMode.h", "whether it is inference", "replays", _STABLE, names=("InferenceMode",)),
+    Header("ATen/autocast_mode.h", "the state of autocast", "replays",
+           names=("is_autocast_enabled", "get_autocast_dtype", "_AUTOCAST_SUPPORTED_DEVICES")),
+    Header("ATen/PythonTorchFunctionTLS.h", "function modes of the user's", "replays",
+           names=("PythonTorchFunctionTLS", "stack_len")),
+    Header("c10/core/impl/LocalDispatchKeySet.h", "function transforms", "replays",
+           names=("tls_is_dispatch_key_included",)),
+    Header("ATen/core/LegacyTypeDispatch.h", "kernels below autograd", "replays", names=("AutoDispatchBelowAutograd",)),
 )
 # fmt: on

@@ -84,16 +84,9 @@ def test_training_is_as_on_the_cpu(found: Found, name: str) -> None:
         _check_values(rank[name])
 
 
-# Autograd adds gradients in place where nobody else holds the first of them. With the extension that becomes so for one
-# more of the four sums of this network in each step.
-_SETTLES_LATER = pytest.mark.xfail(extension is not None, reason="one more sum of gradients is in place in each step")
-
-
 @pytest.mark.distributed
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=_SETTLES_LATER) if name == "tp_llama" else name for name in CASES]
-)
+@pytest.mark.parametrize("name", CASES)
 def test_a_step_is_one_program_that_is_known_after_the_third(found: Found, name: str) -> None:
     for rank in found:
         _check_steps(rank[name])

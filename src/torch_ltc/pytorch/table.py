@@ -53,6 +53,7 @@ table.add(
     Interface("torch._register_device_module", "publishes `torch.ltc`", "`torch.ltc`", _STABLE,
               check=takes("device_type", "module")),
     Interface("torch._C._autograd.DeviceType.PrivateUse1", "the guard's answer to autograd", "backward", check=_exists),
+    Interface("torch._C._is_alias_of", "tells whether tensors share a storage", "recording", _BINDING),
     Interface("torch._C._set_throw_on_mutable_data_ptr", "makes data pointers raise", "`data_ptr` refuses", _BINDING),
     Interface("torch._C.Generator", "base of the device's generators", "`torch.Generator(device='ltc')`", _STABLE),
 )

@@ -8,6 +8,7 @@ import torch
 
 from torch_ltc.program.instruction import Return, ReturnKind, Returns, flatten_returns
 from torch_ltc.program.tree import Key
+from torch_ltc.pytorch.private import is_alias_of
 from torch_ltc.record.operator import Kind, Operator
 
 NUMBER_TYPES = frozenset({int, float, bool, complex})
@@ -47,8 +48,16 @@ def operand_tensors(operator: Operator, values: tuple[Any, ...]) -> list[torch.T
     return tensors
 
 
+# Up to this many tensors are compared with each other.
+_FEW = 8
+
+
 def storage_groups(tensors: list[torch.Tensor]) -> list[int]:
     """For each tensor the place of the first one that shares its storage."""
+    if len(tensors) <= _FEW:
+        # Asking for the storages would give them objects of Python, and autograd adds up in place only where nobody
+        # else has a storage: a call that is new would be followed by other calls than a known one.
+        return [next(j for j, one in enumerate(tensors) if one is t or is_alias_of(one, t)) for t in tensors]
     first: dict[int, int] = {}
     return [first.setdefault(t.untyped_storage()._cdata, i) for i, t in enumerate(tensors)]
 

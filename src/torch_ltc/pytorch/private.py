@@ -84,7 +84,7 @@ data_pointer: Callable[[torch.Tensor], int] = TensorBase.data_ptr
 as_strided: Callable[..., torch.Tensor] = TensorBase.as_strided
 reduce_tensor: Callable[[torch.Tensor], Any] = torch.multiprocessing.reductions.reduce_tensor
 untyped_storage: Callable[[torch.Tensor], torch.UntypedStorage] = TensorBase.untyped_storage
-is_alias_of: Callable[[torch.Tensor, torch.Tensor], bool] = torch._C._is_alias_of
+is_alias_of: Callable[[torch.Tensor, torch.Tensor], bool] = torch._C._is_alias_of  # type: ignore[attr-defined]
 # How many tensors and Python objects hold a storage, by its `_cdata`.
 storage_use_count: Callable[[int], int] = torch._C._storage_Use_Count
 _data: Any = TensorBase.data

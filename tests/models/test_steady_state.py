@@ -41,9 +41,9 @@ class Sample:
 def take_sample(step: int) -> Sample:
     """Count after everything queued has run and the collector has taken what it can."""
     torch_ltc.wait_device_ops()
-    gc.collect()
     # Figures of events are added up some hundred at a time.
     catch_up()
+    gc.collect()
     objects = gc.get_objects()
     nodes = sum(type(thing) is Node for thing in objects)
     with open("/proc/self/statm") as statistics:

@@ -13,11 +13,10 @@ from torch import Tensor, nn
 
 import torch_ltc
 from tests.support.backends import FunctionalBackend, registered
-from tests.support.graphs import StandInGraphs
+from tests.support.graphs import StandInGraphs, graphs_on_the_cpu
 from torch_ltc import metrics
 from torch_ltc.backends import interpreter
 from torch_ltc.config import settings
-from torch_ltc.debug.history import history
 from torch_ltc.device import uploads
 from torch_ltc.errors import LtcWarning
 from torch_ltc.events import CaptureEvent, ExecuteEvent, GraphsDroppedEvent, subscribe
@@ -31,15 +30,9 @@ from torch_ltc.testing import conformance
 @pytest.fixture
 def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandInGraphs]:
     """The CPU has graphs."""
-    made = StandInGraphs()
-    monkeypatch.setitem(capture._by_device, "cpu", made)
-    torch_ltc.ir_cache.reset()
-    history.clear()
     monkeypatch.setattr(graph_cache, "_warned", False)
-    with settings.scope(backend="interpreter"):
+    with settings.scope(backend="interpreter"), graphs_on_the_cpu() as made:
         yield made
-        torch_ltc.sync(wait=True)
-    torch_ltc.ir_cache.reset()
 
 
 @pytest.fixture

@@ -4,13 +4,18 @@ and replays them into the memory that the launch made."""
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+import torch_ltc
+from torch_ltc.debug.history import history
+from torch_ltc.execute import capture
 from torch_ltc.program.instruction import written_positions
 
 
@@ -107,3 +112,15 @@ class StandInGraphs:
         self._alive.add(graph)
         self.captures += 1
         return graph
+
+
+@contextmanager
+def graphs_on_the_cpu() -> Iterator[StandInGraphs]:
+    """The CPU has graphs in this block, and no program is known before or after it."""
+    made = StandInGraphs()
+    with mock.patch.dict(capture._by_device, {"cpu": made}):
+        torch_ltc.ir_cache.reset()
+        history.clear()
+        yield made
+        torch_ltc.sync(wait=True)
+        torch_ltc.ir_cache.reset()

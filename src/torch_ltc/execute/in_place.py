@@ -13,13 +13,12 @@ from typing import Any
 from torch_ltc.compile.program_cache import CachedProgram
 from torch_ltc.compile.tier_policy import TierPolicy
 from torch_ltc.config import settings
-from torch_ltc.deferred import deferred
 from torch_ltc.errors import LtcError
 from torch_ltc.execute.buffer_passes import plain_data
 from torch_ltc.execute.executor import call_below_autograd, executor
-from torch_ltc.execute.memory import Maker, add_holdings, memory
+from torch_ltc.execute.memory import Maker, memory
 from torch_ltc.execute.random_state import device_random
-from torch_ltc.execute.run import all_lost, execute_settled, settled_run
+from torch_ltc.execute.run import all_lost, execute_settled, note_outcome, settled_run
 from torch_ltc.execute.signals import signals_deferred
 from torch_ltc.lowering.interface import Arguments, Outcome
 from torch_ltc.lowering.lower import Executable
@@ -126,11 +125,7 @@ class InPlace:
     def install(self, outcome: Outcome, inputs: list[Buffer], outputs: list[Buffer]) -> None:
         """Give the outputs their data: nothing that is queued writes to them."""
         entry = self._entry
-        for position, data in outcome.replaced.items():
-            inputs[entry.program.inputs[position].buffer].data = data
-        for failure in outcome.failures:
-            deferred.add_error(add_holdings(failure))
-        memory.run += 1
+        note_outcome(entry, outcome, inputs)
         held: list[tuple[Buffer, Maker]] = []
         for buffer, result, origin, maker in zip(outputs, outcome.results, entry.origins, entry.makers, strict=True):
             buffer.maker = origin

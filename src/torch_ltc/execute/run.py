@@ -20,7 +20,7 @@ from torch_ltc.errors import BackendError, ExecutionError, LtcError
 from torch_ltc.events import ExecuteEvent, RefusalEvent, emit
 from torch_ltc.execute.capture import Capture, graphs_of
 from torch_ltc.execute.choice import Choice, choice_of, wait_for_device
-from torch_ltc.execute.memory import add_largest
+from torch_ltc.execute.memory import add_holdings, add_largest, memory
 from torch_ltc.hooks import Hook
 from torch_ltc.lowering.functional_computation import Memory
 from torch_ltc.lowering.interface import Arguments, Computation, FunctionComputation, Outcome
@@ -261,6 +261,15 @@ def all_lost(entry: CachedProgram, error: BaseException) -> Outcome:
         lost.__cause__ = error
     add_largest(lost, entry.program)
     return Outcome([lost] * len(entry.program.outputs), [lost])
+
+
+def note_outcome(entry: CachedProgram, outcome: Outcome, inputs: Sequence[Buffer]) -> None:
+    """After a run: the inputs that were replaced, and the errors that nobody has seen."""
+    for position, data in outcome.replaced.items():
+        inputs[entry.program.inputs[position].buffer].data = data
+    for failure in outcome.failures:
+        deferred.add_error(add_holdings(failure))
+    memory.run += 1
 
 
 def _failure(entry: CachedProgram, policy: TierPolicy, error: Exception) -> ExecutionError:

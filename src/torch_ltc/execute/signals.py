@@ -9,7 +9,7 @@ from __future__ import annotations
 import _signal  # type: ignore[import-not-found]
 import signal
 import threading
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -64,25 +64,6 @@ class _Deferred:
             signal.raise_signal(number)
 
 
-class _Nothing:
-    """On threads where no handler runs."""
-
-    __slots__ = ()
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        return None
-
-
-_NOTHING = _Nothing()
-
-
 def signals_deferred() -> AbstractContextManager[None]:
-    """Let the handlers of signals that come in this block run at its end."""
-    if threading.get_ident() != threading.main_thread().ident:
-        return _NOTHING
-    return _Deferred()
+    """Let the handlers of signals that come in this block run at its end; only the main thread runs any."""
+    return _Deferred() if threading.get_ident() == threading.main_thread().ident else nullcontext()

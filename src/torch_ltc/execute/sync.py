@@ -32,10 +32,10 @@ from torch_ltc.execute.buffer_passes import plain_data, renew
 from torch_ltc.execute.capture import graphs_of
 from torch_ltc.execute.executor import Uses, executor
 from torch_ltc.execute.in_place import InPlace, in_place
-from torch_ltc.execute.memory import Maker, add_holdings, memory
+from torch_ltc.execute.memory import Maker, memory
 from torch_ltc.execute.no_sync import sync_guard
 from torch_ltc.execute.random_state import device_random
-from torch_ltc.execute.run import all_lost, execute_entry, settled_run
+from torch_ltc.execute.run import all_lost, execute_entry, note_outcome, settled_run
 from torch_ltc.hooks import Hook
 from torch_ltc.lowering.backend_data import BackendData
 from torch_ltc.lowering.interface import Arguments, Held
@@ -261,11 +261,7 @@ def _run(
         outcome = all_lost(entry, error)
     if told:
         entry.took_s = told[-1].duration_s
-    for position, data in outcome.replaced.items():
-        inputs[entry.program.inputs[position].buffer].data = data
-    for failure in outcome.failures:
-        deferred.add_error(add_holdings(failure))
-    memory.run += 1
+    note_outcome(entry, outcome, inputs)
     made: list[tuple[Buffer, Maker]] = []
     # Most outputs of a captured program lie where they lay.
     results = zip(outputs, outcome.results, entry.makers, strict=True)

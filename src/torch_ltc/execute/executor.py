@@ -190,7 +190,7 @@ class Executor:
         device = f"{settings.device_type}:{settings.device_ordinal}"
         if wait:
             self.wait_for_room()
-        with self._room:
+        with signals_deferred(), self._room:
             worker = self._by_device.get(device) or self._start(device)
             others = [one.last for one in self._by_device.values() if one is not worker and one.last is not None]
             item = _Item(work, uses, others, self.flush_denormal)
@@ -276,9 +276,9 @@ class Executor:
         keep_warnings()
 
     def end_here(self) -> None:
-        """The work that began with `begin_here` is done."""
+        """The work that began with `begin_here` is done. May be called again if it was interrupted."""
         keep_warnings(False)
-        worker = self._workers.pop(threading.get_ident())
+        worker = self._workers.pop(threading.get_ident(), None) or self._by_device["cpu:0"]
         with self._room:
             worker.stand_in = 0
             if self._waiting:

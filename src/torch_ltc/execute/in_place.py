@@ -82,7 +82,8 @@ class InPlace:
         if settled is None or self._timed is not settled[1]:
             return None
         interrupt: KeyboardInterrupt | None = None
-        with recorder.lock:
+        # An interrupt waits until everything has its value: no update is lost.
+        with recorder.lock, signals_deferred():
             if not recorder.empty or not executor.begin_here():
                 return None
             try:
@@ -93,15 +94,13 @@ class InPlace:
                     held, scalars, device_random.generator, entry.program.device, lines, replaceable=True, plain=True
                 )
                 began = time.perf_counter()
-                # An interrupt waits until everything has its value: no update is lost.
-                with signals_deferred():
-                    try:
-                        outcome = call_below_autograd(execute_settled, entry, arguments, *settled)
-                    except BaseException as error:
-                        outcome = all_lost(entry, error)
-                        interrupt = error if isinstance(error, KeyboardInterrupt) else None
-                    took_s = time.perf_counter() - began
-                    self.install(outcome, inputs, outputs)
+                try:
+                    outcome = call_below_autograd(execute_settled, entry, arguments, *settled)
+                except BaseException as error:
+                    outcome = all_lost(entry, error)
+                    interrupt = error if isinstance(error, KeyboardInterrupt) else None
+                took_s = time.perf_counter() - began
+                self.install(outcome, inputs, outputs)
             finally:
                 executor.end_here()
         if interrupt is not None:

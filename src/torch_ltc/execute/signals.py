@@ -27,6 +27,8 @@ class _Deferred:
     """Signals that came while their handlers waited."""
 
     __slots__ = ("_handlers", "_came")
+    # True in a block of the main thread: a block in it has nothing to do.
+    active = False
 
     def __init__(self) -> None:
         self._handlers: list[tuple[int, Any]] = []
@@ -46,6 +48,7 @@ class _Deferred:
             # A handler has run that was about to be replaced.
             self._restore()
             raise
+        _Deferred.active = True
 
     def _restore(self) -> None:
         while self._handlers:
@@ -55,6 +58,7 @@ class _Deferred:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        _Deferred.active = False
         try:
             self._restore()
         finally:
@@ -65,5 +69,8 @@ class _Deferred:
 
 
 def signals_deferred() -> AbstractContextManager[None]:
-    """Let the handlers of signals that come in this block run at its end; only the main thread runs any."""
-    return _Deferred() if threading.get_ident() == threading.main_thread().ident else nullcontext()
+    """Let the handlers of signals that come in this block run at its end, or at that of the outermost block; only the
+    main thread runs any."""
+    if _Deferred.active or threading.get_ident() != threading.main_thread().ident:
+        return nullcontext()
+    return _Deferred()

@@ -36,6 +36,7 @@ from torch_ltc.execute.memory import Maker, memory
 from torch_ltc.execute.no_sync import sync_guard
 from torch_ltc.execute.random_state import device_random
 from torch_ltc.execute.run import all_lost, execute_entry, note_outcome, settled_run
+from torch_ltc.execute.signals import signals_deferred
 from torch_ltc.hooks import Hook
 from torch_ltc.lowering.backend_data import BackendData
 from torch_ltc.lowering.interface import Arguments, Held
@@ -100,7 +101,8 @@ def cut(reason: SyncReason, then: Callable[[], None] | None = None, *, here: boo
         sync_guard.check(reason)
     began = time.perf_counter()
     executor.wait_for_room()
-    with span("sync", 0, reason.name.lower()), recorder.lock:
+    # Handlers of signals wait: a program is either still pending, or queued with all that will get its results.
+    with span("sync", 0, reason.name.lower()), recorder.lock, signals_deferred():
         if recorder.empty:
             if then is not None:
                 then()

@@ -111,6 +111,15 @@ def device_mismatch(tensor: torch.Tensor, operator: Operator | None) -> DeviceMi
     )
 
 
+def check_foreign(tensor: torch.Tensor, operator: Operator | None) -> None:
+    """Refuse a tensor of another device among those of the device, but on the CPU what PyTorch's other devices take
+    from there: zero-dimensional tensors and indices."""
+    name = operator.name if operator is not None else ""
+    allowed = tensor.dim() == 0 or name in _CPU_OPERANDS or (tensor.dtype is torch.int64 and name in _CPU_INDICES)
+    if tensor.device.type != "cpu" or not allowed:
+        raise device_mismatch(tensor, operator)
+
+
 if TYPE_CHECKING or native is None:  # noqa: SIM108
     _State = PendingState
 else:
@@ -335,10 +344,7 @@ class Recorder(_State):
 
     def _foreign(self, tensor: torch.Tensor, operator: Operator | None) -> int:
         """A CPU tensor among lazy ones: a zero-dimensional one, or an index, is uploaded as it is now."""
-        name = operator.name if operator is not None else ""
-        allowed = tensor.dim() == 0 or name in _CPU_OPERANDS or (tensor.dtype is torch.int64 and name in _CPU_INDICES)
-        if tensor.device.type != "cpu" or not allowed:
-            raise device_mismatch(tensor, operator)
+        check_foreign(tensor, operator)
         return self._input(*self.adopt(tensor)) - self.base
 
     def adopt(self, tensor: torch.Tensor) -> tuple[Buffer, Spec]:

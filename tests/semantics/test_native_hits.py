@@ -431,12 +431,19 @@ class TooLate(Exception):
 
 
 def _after(delay_s: float, raised: type[BaseException], work: Callable[[], object]) -> None:
-    """Repeat `work`, and have this raised in the middle of it."""
+    """Repeat `work`, and have this raised in the middle of it; once more where Python cannot raise, in a finalizer."""
 
     def ring(*_: object) -> None:
         raise raised
 
-    before = signal.signal(signal.SIGALRM, ring)
+    def ignored(unraisable: Any) -> None:
+        if isinstance(unraisable.exc_value, raised):
+            signal.setitimer(signal.ITIMER_REAL, delay_s)
+        else:
+            hook(unraisable)
+
+    before, hook = signal.signal(signal.SIGALRM, ring), sys.unraisablehook
+    sys.unraisablehook = ignored
     try:
         signal.setitimer(signal.ITIMER_REAL, delay_s)
         deadline = time.monotonic() + 10
@@ -445,6 +452,7 @@ def _after(delay_s: float, raised: type[BaseException], work: Callable[[], objec
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+        sys.unraisablehook = hook
 
 
 @recorded_natively

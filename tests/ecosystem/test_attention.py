@@ -10,8 +10,11 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from torch.nn.attention.varlen import varlen_attn
 
+import torch_ltc
 from tests.ecosystem.support import compare
+from torch_ltc.errors import LtcError
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("fresh_dynamo")]
 
@@ -59,3 +62,50 @@ def test_the_kernel_of_attention_is_the_one_that_is_chosen(chosen: SDPBackend) -
             return F.scaled_dot_product_attention(*operands(device), is_causal=True)
 
     compare("torch", f"scaled_dot_product_attention, {chosen.name}", attend)
+
+
+def test_attention_of_jagged_tensors_has_gradients() -> None:
+    def attend(device: str) -> list[Tensor]:
+        torch.manual_seed(0)
+        offsets = torch.tensor([0, 3, 7, 8]).to(device)
+        values = [torch.randn(8, 2, 4).to(device).requires_grad_() for _ in range(3)]
+        jagged = [torch.nested.nested_tensor_from_jagged(value, offsets).transpose(1, 2) for value in values]
+        out = F.scaled_dot_product_attention(*jagged, scale=0.3)
+        flat = out.transpose(1, 2).values()
+        flat.square().sum().backward()
+        return [flat, *[value.grad for value in values]]
+
+    compare("torch", "scaled_dot_product_attention, jagged", attend)
+
+
+def test_attention_of_jagged_tensors_is_one_instruction_with_keys_of_other_lengths() -> None:
+    def attend(device: str) -> Tensor:
+        torch.manual_seed(0)
+        query = torch.nested.nested_tensor_from_jagged(
+            torch.randn(5, 2, 4).to(device), torch.tensor([0, 3, 5]).to(device)
+        )
+        memory = torch.nested.nested_tensor_from_jagged(
+            torch.randn(9, 2, 4).to(device), torch.tensor([0, 2, 9]).to(device)
+        )
+        query, memory = query.transpose(1, 2), memory.transpose(1, 2)
+        return F.scaled_dot_product_attention(query, memory, memory).transpose(1, 2).values()
+
+    found = attend("ltc")
+    assert torch_ltc.debug.dump_ir([found]).count("torch_ltc::jagged_attention") == 1
+    torch.testing.assert_close(found.cpu(), attend("cpu"), rtol=0, atol=0)
+
+
+def test_attention_of_jagged_tensors_that_is_not_there_is_refused_at_the_call() -> None:
+    jagged = torch.nested.nested_tensor_from_jagged(torch.ones(3, 2, 4).to("ltc"), torch.tensor([0, 1, 3]).to("ltc"))
+    jagged = jagged.transpose(1, 2)
+    with pytest.raises(RuntimeError, match=r"No viable backend"):
+        F.scaled_dot_product_attention(jagged, jagged, jagged, is_causal=True)
+    with pytest.raises(LtcError, match=r"dropout_p=0\.0"):
+        F.scaled_dot_product_attention(jagged, jagged, jagged, dropout_p=0.5)
+
+
+def test_variable_length_attention_is_refused_at_the_call_as_on_the_cpu() -> None:
+    for device in ("cpu", "ltc"):
+        values, offsets = torch.ones(3, 2, 8).to(device), torch.tensor([0, 1, 3], dtype=torch.int32).to(device)
+        with pytest.raises(NotImplementedError, match=r"_flash_attention_forward"):
+            varlen_attn(values, values, values, offsets, offsets, 2, 2)

@@ -6,6 +6,7 @@ must be the same.
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import random
@@ -18,13 +19,9 @@ from pathlib import Path
 
 import pytest
 
-# Seeds, and then runs the script as `__main__`.
-SEEDED = """
-import runpy, sys, torch
-torch.manual_seed(0)
-sys.argv.pop(0)
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
+from tests.ecosystem import support
+from tests.ecosystem.example_scripts import REPEATABLE, SCRIPTS, Script
+
 LTC = ("-m", "torch_ltc", "run", "--quiet")
 NANOGPT = [
     "--dataset=tiny",
@@ -45,27 +42,10 @@ NANOGPT = [
     "--always_save_checkpoint=False",
     "--compile=False",
 ]
-# Dropout draws from the device's generator, and the Transformer of the script has it whatever is asked for.
-LANGUAGE_MODEL = [
-    "--data",
-    "data",
-    "--epochs",
-    "1",
-    "--emsize",
-    "16",
-    "--nhid",
-    "16",
-    "--nlayers",
-    "1",
-    "--batch_size",
-    "4",
-    "--bptt",
-    "8",
-    "--dropout",
-    "0",
-]
 # Durations differ.
-VARYING = re.compile(r"time.*|ms/batch[ \d.]*")
+VARYING = re.compile(r"time.*|ms/batch[ \d.]*|(Time|Data) +[\d.]+ \( *[\d.]+\)|\([\d.]+s\)")
+# Lines that name the device, or the arguments.
+OF_DEVICE = re.compile(r"Using |Namespace\(")
 
 
 @pytest.fixture
@@ -84,7 +64,7 @@ def printed(folder: Path, *arguments: str) -> list[str]:
         env={**variables, "LTC_CACHE_DIR": "off"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
-    return [VARYING.sub("", line) for line in done.stdout.splitlines()]
+    return [VARYING.sub("", line) for line in done.stdout.splitlines() if not OF_DEVICE.match(line)]
 
 
 @pytest.mark.parametrize("copied", ["--nanogpt"], indirect=True)
@@ -106,24 +86,28 @@ def test_nanogpt_trains_in_all_ways(copied: Path) -> None:
     assert losses("train.py", "--device=ltc") == expected
 
 
+@pytest.mark.parametrize("script", SCRIPTS, ids=str)
 @pytest.mark.parametrize("copied", ["--examples"], indirect=True)
-def test_regression_through_the_command(copied: Path) -> None:
-    seeded = copied / "seeded.py"
-    seeded.write_text(SEEDED)
-    expected = printed(copied, "seeded.py", "regression/main.py")
-    assert any(line.startswith("Loss") for line in expected)
-    assert printed(copied, *LTC, "seeded.py", "regression/main.py") == expected
+def test_examples_print_the_same_in_all_ways(copied: Path, script: Script) -> None:
+    for library in script.needs:
+        pytest.importorskip(library)
+    folder = copied / script.folder
+    script.prepare(folder)
+    (folder / "repeatable.py").write_text(REPEATABLE)
 
+    def run(*before: str, device: str, arguments: tuple[str, ...]) -> tuple[list[str], dict[str, float]]:
+        options = (device, str(script.lines), script.file)
+        lines = printed(folder, *before, "repeatable.py", *options, *script.arguments, *arguments)
+        return lines, json.loads((folder / "figures.json").read_text())
 
-@pytest.mark.parametrize("copied", ["--examples"], indirect=True)
-def test_language_model_through_the_command(copied: Path) -> None:
-    folder = copied / "word_language_model"
-    data = folder / "data"
-    data.mkdir(exist_ok=True)
-    numbers = random.Random(0)
-    for name in ("train", "valid", "test"):
-        text = "\n".join(" ".join(f"w{numbers.randrange(30)}" for _ in range(12)) for _ in range(40))
-        (data / f"{name}.txt").write_text(text + "\n")
-    expected = printed(folder, "main.py", *LANGUAGE_MODEL)
-    assert any("test loss" in line for line in expected)
-    assert printed(folder, *LTC, "main.py", *LANGUAGE_MODEL) == expected
+    expected, cpu = run(device="cpu", arguments=script.on_cpu)
+    assert expected
+    found, through = run(*LTC, device="", arguments=script.on_cpu)
+    assert found == expected
+    if script.on_accelerator is not None:
+        found, through = run(device="ltc", arguments=script.on_accelerator)
+        assert found == expected
+    programs, compiles, fallbacks = (int(through[name]) for name in ("programs", "compiles", "fallbacks"))
+    assert programs, "nothing ran on the device"
+    row = support.Figures("pytorch/examples", str(script), programs, compiles, fallbacks, cpu["s"], through["s"])
+    support.measured.append(row)

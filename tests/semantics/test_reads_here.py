@@ -16,6 +16,7 @@ from tests.semantics.support import LONG_S, lazy, modes_of_the_thread, run_threa
 from torch_ltc import events
 from torch_ltc.config import settings
 from torch_ltc.execute.executor import executor
+from torch_ltc.record.recorder import recorder
 
 
 @pytest.fixture(autouse=True)
@@ -184,3 +185,23 @@ def test_threads_that_read_at_once_get_their_own_results_in_order() -> None:
     run_threads(4, work)
     assert not wrong
     assert state.item() == 240
+
+
+def test_reading_element_by_element_leaves_no_program_of_views() -> None:
+    rows = lazy(torch.arange(6.0).view(2, 3)) * 2
+    rows.sum().item()
+    row = rows[1]
+    assert [float(row[i]) for i in range(3)] == [6.0, 8.0, 10.0]
+    assert rows[0].t().tolist() == [0.0, 2.0, 4.0]
+    assert recorder.empty
+    # A view that somebody holds is one still.
+    row[1:].add_(1)
+    assert rows.tolist() == [[0.0, 2.0, 4.0], [6.0, 9.0, 11.0]]
+
+
+def test_a_read_leaves_a_program_that_does_something() -> None:
+    rows, total = lazy(torch.arange(3.0)), lazy(torch.zeros(()))
+    total += rows[2]
+    assert [float(rows[i]) for i in range(3)] == [0.0, 1.0, 2.0]
+    assert not recorder.empty
+    assert total.item() == 2.0

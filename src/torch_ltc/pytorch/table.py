@@ -83,6 +83,13 @@ table.add(
     Interface("torch._C.DispatchKeySet", "sets of dispatch keys", "views, composites", _STABLE),
     Interface("torch._C._set_meta_in_tls_dispatch_include", "runs meta kernels on device tensors", "views", _BINDING),
     Interface("torch._C._dispatch_tls_set_dispatch_key_included", "leaves the meta kernels again", "views", _BINDING),
+    *(Interface(f"torch._C._dispatch_tls_{name}", "autograd in a kernel", "attention of jagged tensors", _BINDING)
+      for name in ("set_dispatch_key_excluded", "is_dispatch_key_excluded")),
+    Interface("torch.nested._internal.sdpa._validate_sdpa_input", "checks arguments", "attention of jagged tensors",
+              check=takes("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale")),
+    Interface("torch.nested._internal.nested_tensor.nested_view_from_values_offsets_lengths",
+              "makes a jagged tensor of its values", "attention of jagged tensors",
+              check=takes("values", "offsets", "lengths")),
     Interface("torch._C._ExcludeDispatchKeyGuard", "runs operators below autocast, kernels of sparse tensors",
               "autocast, sparse tensors", _BINDING),
     Interface("torch._C._len_torch_function_stack", "counts the user's function modes", "modes see views", _BINDING,
@@ -321,6 +328,9 @@ table.add(
           _CALLERS, check=takes("self", "input")),
     Patch("torch.nn.attention.flex_attention._validate_device", "the device is not on its list", "`flex_attention`",
           check=takes("query", "key", "value")),
+    Patch("torch.nested._internal.ops.jagged_scaled_dot_product_attention",
+          "one recorded call, where PyTorch goes by way of strided nested tensors", "attention of jagged tensors",
+          check=takes("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale")),
     Patch("torch.autograd.graph._engine_run_backward", _BACKWARD, "an error in a hook ends the process"),
     Patch("torch.autograd._engine_run_backward", _BACKWARD, "an error in a hook ends the process"),
 )

@@ -24,6 +24,7 @@ from torch_ltc.program.instruction import (
     Call,
     Input,
     ObservedLayout,
+    ReturnKind,
     Returns,
 )
 from torch_ltc.program.spec import Spec, spec_of
@@ -88,6 +89,9 @@ _TENSOR, _STATIC, _SCALAR = Kind.TENSOR, Kind.STATIC, Kind.SCALAR
 _NO_BUFFER = -2
 
 
+# How many instructions are looked at to see that a program does nothing.
+_MOST_VIEWS = 8
+
 # Cuts the pending program: recording knows nothing of execution.
 pending_full = Hook[[], None]("pending program full", "before a call that would exceed the setting pending_bound")
 
@@ -98,6 +102,14 @@ class _InputMarker:
 
 
 _INPUT = _InputMarker()
+
+
+def _is_idle(instruction: object) -> bool:
+    """True for an instruction that computes nothing: an input, or a view."""
+    if isinstance(instruction, Call):
+        kinds = {item.kind for item in instruction.flat_returns}
+        return kinds == {ReturnKind.VIEW}
+    return isinstance(instruction, Input)
 
 
 def device_mismatch(tensor: torch.Tensor, operator: Operator | None) -> DeviceMismatchError:
@@ -181,6 +193,20 @@ class Recorder(_State):
             self.bound = settings.pending_bound
             self.tree.clear()
             self.node = self.tree.root
+
+    def forget_views(self) -> bool:
+        """Begin the next program if the pending one does nothing: a few views of inputs. False when it does something,
+        or is long. Code that reads a tensor element by element would make it longer and longer."""
+        with self.lock:
+            node = self.node
+            if not 0 < node.depth <= _MOST_VIEWS or self.awaited:
+                return False
+            while node.parent is not None:
+                if not _is_idle(node.instruction):
+                    return False
+                node = node.parent
+            self.reset()
+            return True
 
     def enter_state(self, state: TorchState) -> None:
         """Record in another state of PyTorch's global switches from now on. Nothing is pending."""

@@ -153,8 +153,9 @@ def _infer(call: ShapeCall) -> Inferred:
         _checked.add(_pattern(call))
         return inferred
     except NotImplementedError as error:
-        if not _is_missing_kernel(error):
-            # The kernel is there and refuses the dtype: that is eager's own error.
+        if not _is_missing_kernel(error) or (meta is not None and settings.device_type == "cpu"):
+            # The kernel is there and refuses the dtype, or an operator of other devices is called: that is eager's own
+            # error.
             raise
         if meta is not None:
             return meta

@@ -6,6 +6,7 @@ Sizes and numbers come from small sets: shapes repeat, and what was recorded for
 from __future__ import annotations
 
 import random
+import re
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +17,7 @@ from torch import Tensor
 from tests.fuzz import templates
 from tests.fuzz.program import Program
 from tests.fuzz.runner import compiled, namespace, reset_switches
+from tests.fuzz.trainings import replayed, training
 
 SIZES = (0, 1, 2, 3, 4, 5)
 FLOATS = (0.5, 1.0, -1.5, 2.0, 0.0, 3.25, 1e-3)
@@ -49,7 +51,7 @@ class Maker:
         """A live tensor that fits, later ones rather than early ones; any if none does."""
         names = self.tensors(fits) or self.tensors()
         if not names:
-            self.add(f"{self.new()} = torch.randn(A, B, device=D)")
+            self.add(f"{self.new()} = torch.arange(12.0, device=D).view(3, 4)")
             names = self.tensors()
         return names[-1] if self.random.random() < 0.35 else self.random.choice(names)
 
@@ -190,28 +192,44 @@ def variants(maker: Maker, executions: int) -> tuple[dict[str, Any], ...]:
     return tuple(made)
 
 
-def plain(seed: int, length: int, executions: int) -> Program:
+# What threads share, and what they say to each other: not in programs of several threads.
+_SHARED = re.compile(r"rand|drop|seed|normal|uniform|bernoulli|exponential|poisson|gumbel|rrelu|init|manual|set_|use_")
+
+
+def plain(seed: int, length: int, executions: int, threads: int = 1) -> Program:
     """A program of statements of all kinds."""
-    maker = Maker(seed, "plain")
+    name = "plain" if threads == 1 else "threads"
+    maker = Maker(seed, name)
     choose = maker.random
     chosen = templates.themes(choose)
+    kinds = {kind: lines for kind, (_, lines) in templates.KINDS.items()}
+    if threads > 1:
+        kinds = {kind: [line for line in lines if not _SHARED.search(line)] for kind, lines in kinds.items()}
+        kinds["random"], kinds["late"] = kinds["pointwise"], kinds["view"]
     torch.manual_seed(seed)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             for _ in range(choose.randint(1, 3)):
-                maker.propose("creation", choose.choice(templates.KINDS["creation"][1]))
+                maker.propose("creation", choose.choice(kinds["creation"]))
             tries = 0
             while len(maker.statements) < length and tries < 4 * length:
                 tries += 1
                 kind = choose.choices(*chosen)[0]
-                maker.propose(kind, choose.choice(templates.KINDS[kind][1]))
+                maker.propose(kind, choose.choice(kinds[kind]))
         finally:
             reset_switches()
-    return Program(f"plain-{seed}", seed, tuple(maker.statements), variants(maker, executions))
+    return Program(f"{name}-{seed}", seed, tuple(maker.statements), variants(maker, executions), threads)
 
 
 def generate(seed: int, executions: int = 4) -> Program:
     """The program of a seed."""
-    length = random.Random(seed).randint(4, 18)
+    choose = random.Random(seed)
+    length, kind = choose.randint(4, 18), choose.random()
+    if kind < 0.06:
+        return training(seed, executions)
+    if kind < 0.14:
+        return replayed(seed, executions)
+    if kind < 0.18:
+        return plain(seed, length, 2, threads=choose.choice((2, 3)))
     return plain(seed, length, executions)

@@ -153,9 +153,19 @@ class Maker:
         self.statements.append(statement)
         self.try_on_cpu(statement)
 
+    def _assigns_number(self, text: str) -> bool:
+        """True for `x[i] = y` with a `y` of no dimensions in the memory of `x`: PyTorch fills on the CPU alone."""
+        found = re.fullmatch(r"(t\d+)\[.*\] = (t\d+)", text)
+        if not found:
+            return False
+        target, value = (self.env[name] for name in found.groups())
+        return bool(value.dim() == 0 and value.untyped_storage()._cdata == target.untyped_storage()._cdata)
+
     def propose(self, kind: str, template: str) -> bool:
         """Add a statement of the template, if it is valid or may fail."""
         text = self.fill(template)
+        if self._assigns_number(text):
+            return False
         makes = kind in templates.EXPRESSIONS
         statement = f"{self.new()} = {text}" if makes else text
         error = self.try_on_cpu(statement)

@@ -16,6 +16,8 @@ _SCRIPT = '''"""{title}
 Run it with `python {name}.py`: the statements run on the oracle and on the device, and what differs is printed. Needs
 torch and torch_ltc alone; below the program is what runs and compares it.
 """
+
+from __future__ import annotations
 {environment}
 SETTINGS = {settings}
 CAPTURED = {captured}
@@ -90,5 +92,5 @@ def script(program: Program, mode: Mode, difference: str) -> str:
         seed=program.seed,
         variants=list(program.variants),
         statements="\n".join(f"    {statement!r}," for statement in program.statements),
-        runner=Path(runner.__file__).read_text(encoding="utf-8").split("# --- ", 1)[1],
+        runner=Path(runner.__file__).read_text(encoding="utf-8").split("# --- imports\n", 1)[1],
     )

@@ -3,9 +3,9 @@
 Needs nothing of the tests: scripts that repeat a failure contain this file.
 """
 
-# --- imports
 from __future__ import annotations
 
+# --- imports
 import copy
 import importlib
 import re
@@ -93,6 +93,7 @@ def namespace(device: str, variant: dict[str, Any], reads: list[Any]) -> dict[st
     """The names that statements use beside their tensors."""
     lazy = importlib.import_module("torch_ltc") if is_lazy(device) else None
     return {
+        "__name__": "program",
         "torch": torch,
         "F": functional,
         "nn": torch.nn,

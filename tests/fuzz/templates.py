@@ -1,8 +1,8 @@
 """The statements that random programs are made of, by kind, with places for names and numbers.
 
-`{x}` any tensor, `{f}` a floating one, `{y}`, `{g}` others that broadcast with it, `{s}` one of its shape, `{m}` one that it
-can be multiplied with, `{b}` a mask; `{n}`, `{o}` numbers, `{k}` a small integer, `{d}`, `{e}` dimensions, `{i}` an index;
-`{dt}` a dtype, `{size}` a shape, `{view}` a view of what stands before it, `{t}` a new tensor.
+`{x}` any tensor, `{f}` a floating one, `{y}`, `{g}` others that broadcast with it, `{s}` one of its shape, `{m}` one to
+multiply it with, `{b}` a mask; `{n}`, `{o}` numbers, `{k}` a small integer, `{d}`, `{e}` dimensions, `{i}` an
+index; `{dt}` a dtype, `{size}` a shape, `{view}` a view of what stands before it, `{t}` a new tensor.
 """
 
 from __future__ import annotations

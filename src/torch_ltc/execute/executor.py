@@ -232,6 +232,11 @@ class Executor:
                 worker.ready.put(None)
             self._room.notify_all()
 
+    @property
+    def was_used(self) -> bool:
+        """True when something was queued before."""
+        return bool(self._by_device)
+
     def is_idle(self) -> bool:
         """True when nothing is queued or under way."""
         return not self._waiting

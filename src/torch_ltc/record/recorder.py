@@ -344,6 +344,11 @@ class Recorder(_State):
             if have.dtype.is_complex and have.dtype.to_real() is spec.dtype:
                 number, have = self._view(_VIEW_AS_REAL, number, have)
             else:
+                widest = max(have.dtype.itemsize, spec.dtype.itemsize)
+                if have.dtype.itemsize != spec.dtype.itemsize and (have.stride[-1:] != (1,) or have.offset % widest):
+                    # Elements of another size can be seen where the last dimension is dense: all memory in a row.
+                    size = buffer.size_bytes // widest * widest // have.dtype.itemsize
+                    number, have = self._view(_AS_STRIDED, number, have, (size,), (1,), 0)
                 number, have = self._view(_VIEW_DTYPE, number, have, spec.dtype)
         if (have.size, have.stride, have.offset) != (spec.size, spec.stride, spec.offset):
             number, have = self._view(_AS_STRIDED, number, have, spec.size, spec.stride, spec.offset)

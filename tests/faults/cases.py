@@ -46,7 +46,7 @@ _NO_LINE = (
     "compiler_client",
 )
 # What code of the user's raises, the user gets.
-_USER_CODE = ("step closure", "asynchronous closure", "upload", "Buffer.physical", "Buffer.held")
+_USER_CODE = ("step closure", "asynchronous closure", "upload", "Buffer.physical", "Buffer.held", "Executor.submit")
 # A call fails by itself here, as in eager: what other calls of the step have written stays written.
 _SINGLE_CALLS = ("kernel",)
 

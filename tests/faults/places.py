@@ -29,6 +29,7 @@ from torch_ltc import private_files
 from torch_ltc.backends import interpreter
 from torch_ltc.compile import compiler_client, disk_cache
 from torch_ltc.device import copies
+from torch_ltc.execute.executor import Executor
 from torch_ltc.lowering import kernel_call
 from torch_ltc.lowering.interface import Backend, BackendData, Computation, LoweringContext
 from torch_ltc.record.buffer import Buffer
@@ -275,6 +276,7 @@ def all_places(backends: list[Backend]) -> Iterator[Injector]:
         injector.add_interface(StandInGraphs, "Graphs", _methods(StandInGraphs))
         injector.add_interface(StandInGraph, "Graph", _methods(StandInGraph))
         injector.add_interface(Buffer, "Buffer", ["physical", "held"])
+        injector.add_interface(Executor, "Executor", ["submit"])
         injector.patch(interpreter, "run_recorded_call", injector.wrap("kernel", interpreter.run_recorded_call))
         injector.patch(kernel_call, "run_filled", injector.wrap("kernel of a part", kernel_call.run_filled))
         injector.patch(copies, "upload", injector.wrap("upload", copies.upload))

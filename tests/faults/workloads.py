@@ -168,8 +168,8 @@ class FaultyFunctional(FunctionalBackend):
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A training with these settings. With `graphs` the CPU has a stand-in for the graphs of a device; with `disk` there
-    is a cache folder, and programs are forgotten in the middle, so that they are loaded from it."""
+    """A training with these settings. With `graphs` the CPU has a stand-in for the graphs of a device; with `disk`
+    there is a cache folder, and programs are forgotten in the middle, so that they are loaded from it."""
 
     name: str
     step: Step = plain_step

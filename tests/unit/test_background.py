@@ -129,6 +129,20 @@ def test_a_switch_interval_that_the_user_sets_meanwhile_stays() -> None:
         sys.setswitchinterval(before)
 
 
+def test_nobody_waits_for_work_that_has_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    background, done = Background(), threading.Event()
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", fail)
+        with pytest.raises(RuntimeError, match="new thread"):
+            background.submit("lane", "work", done.set)
+    assert background.wait(LONG_S)
+    background.submit("lane", "work", done.set)
+    assert done.wait(LONG_S)
+
+
 def test_messages_keep_their_bounds() -> None:
     pipe = io.BytesIO()
     for message in (b"", b"one", b"x" * 100_000):

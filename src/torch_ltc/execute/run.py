@@ -272,21 +272,22 @@ def _not_taken_back(entry: CachedProgram, policy: TierPolicy, error: Exception) 
 
 def all_lost(entry: CachedProgram, error: BaseException) -> Outcome:
     """The outcome of a program that ended with this error: nothing of it is there."""
-    lost: LtcError
-    if isinstance(error, LtcError):
-        lost = error
-    else:
-        program = entry.program
-        # Which of its calls was running is not known.
-        first = next(iter(program.calls), None)
-        begins = "" if first is None else f"\n  it begins with {first.name}"
-        lost = LtcError(
-            f"program {program.identity} failed: {type(error).__name__}: {error}{begins}",
-            source=None if first is None else str(first.source),
-        )
-        lost.__cause__ = error
+    lost = error if isinstance(error, LtcError) else not_run(entry, error)
     add_largest(lost, entry.program)
     return Outcome([lost] * len(entry.program.outputs), [lost])
+
+
+def not_run(entry: CachedProgram, error: BaseException) -> LtcError:
+    """The error of a whole program; which of its calls was running, if any, is not known."""
+    program = entry.program
+    first = next(iter(program.calls), None)
+    begins = "" if first is None else f"\n  it begins with {first.name}"
+    lost = LtcError(
+        f"program {program.identity} failed: {type(error).__name__}: {error}{begins}",
+        source=None if first is None else str(first.source),
+    )
+    lost.__cause__ = error
+    return lost
 
 
 def _failure(entry: CachedProgram, policy: TierPolicy, error: Exception) -> ExecutionError:

@@ -297,9 +297,11 @@ class Executor:
             )
 
     def _start(self, device: str) -> _Worker:
-        worker = self._by_device[device] = _Worker()
+        worker = _Worker()
         # A daemon: the end of the process waits for what is queued by itself, and work may be queued until then.
         threading.Thread(target=self._serve, args=(worker,), name=f"torch_ltc {device}", daemon=True).start()
+        # Afterwards: there may be no more threads, and what is queued for a worker without one never runs.
+        self._by_device[device] = worker
         return worker
 
     # ---- on a worker ------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 import torch
@@ -35,7 +36,7 @@ from torch_ltc.execute.in_place import InPlace, in_place
 from torch_ltc.execute.memory import Maker, memory
 from torch_ltc.execute.no_sync import sync_guard
 from torch_ltc.execute.random_state import device_random
-from torch_ltc.execute.run import all_lost, execute_entry, note_outcome, settled_run
+from torch_ltc.execute.run import all_lost, execute_entry, not_run, note_outcome, settled_run
 from torch_ltc.execute.signals import signals_deferred
 from torch_ltc.hooks import Hook
 from torch_ltc.lowering.backend_data import BackendData
@@ -112,13 +113,18 @@ def cut(reason: SyncReason, then: Callable[[], None] | None = None, *, here: boo
         entry, known = pending_entry(live)
         inputs, scalars, lines = recorder.inputs, recorder.scalars, recorder.lines
         recorder.reset()
-        _keep_tree_bounded()
         told = None
-        if reason is SyncReason.READ:
-            # Who reads waits for it in any case.
-            told = _run_in_place(entry, inputs, scalars, lines, outputs)
-        if told is None:
-            _queue(entry, inputs, scalars, lines, outputs, here, timed=reason is SyncReason.READ)
+        try:
+            _keep_tree_bounded()
+            if reason is SyncReason.READ:
+                # Who reads waits for it in any case.
+                told = _run_in_place(entry, inputs, scalars, lines, outputs)
+            if told is None:
+                _queue(entry, inputs, scalars, lines, outputs, here, timed=reason is SyncReason.READ)
+        except BaseException as error:
+            # An interrupt, or no more threads: nothing of it has run, and who reads a result has to be told.
+            _lose_outputs(entry, outputs, error)
+            raise
         if recorder.awaited:
             _fetch_awaited()
         if then is not None:
@@ -127,6 +133,14 @@ def cut(reason: SyncReason, then: Callable[[], None] | None = None, *, here: boo
     if told is not None:
         tell(ExecuteEvent, *told)
     tell_sync(entry, reason, known, len(outputs), record_s, began)
+
+
+def _lose_outputs(entry: CachedProgram, outputs: list[Buffer], error: BaseException) -> None:
+    """The program will not run: its outputs say so, if it was not queued."""
+    lost = remembered(not_run(entry, error))
+    for buffer in outputs:
+        if buffer.job is None and buffer.data is None:
+            buffer.error = lost
 
 
 def _queue(
@@ -149,6 +163,22 @@ def _queue(
     work = (lambda: _run_timed(entry, scalars, policy, run)) if timed else run
     here = here and _is_short(entry, policy)
     job = executor.submit(work, Uses(inputs, [*outputs, *written]), wait=False, here=here)
+    try:
+        _set_job(job, entry, previous, written, outputs)
+    except BaseException:
+        # An interrupt: whoever reads has to wait for the program, which runs.
+        _set_job(job, entry, previous, written, outputs)
+        raise
+
+
+def _set_job(
+    job: Future[None],
+    entry: CachedProgram,
+    previous: list[weakref.ref[Buffer]],
+    written: list[Buffer],
+    outputs: list[Buffer],
+) -> None:
+    """Let whoever reads what a queued program gives a value to wait for it."""
     for reference in previous:
         # Moved before the program runs, if it is still alive then; whoever reads it waits for that.
         buffer = reference()

@@ -9,10 +9,12 @@ backends write is code.
 from __future__ import annotations
 
 import builtins
+import copyreg
 import io
 import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import fields
+from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 import torch
@@ -69,6 +71,8 @@ def load_executable(backend: Backend, program: Program, data: bytes) -> Executab
     functions = [backend.load(program, text) for text in written]
     executable = _ExecutableUnpickler(io.BytesIO(outer), backend, program, functions).load()
     assert isinstance(executable, Executable)
+    # What the other process has learnt from its own runs, which may have been under way, is not known here.
+    executable.proven = executable.dropped = executable.computation.settled = False
     return executable
 
 
@@ -115,7 +119,21 @@ class _Pickler(pickle.Pickler):
         if isinstance(value, _TORCH_VALUES):
             # Python would write one down as an attribute of whichever module it finds first that imports torch.
             return _torch_value, (str(value).removeprefix("torch."),)
+        return _snapshot(value)
+
+
+def _snapshot(value: object) -> Any:
+    """The object as Python reduces it, with a copy of its attributes: other threads run the executable meanwhile, and
+    what they set would change the dictionary that is being written."""
+    kind = type(value)
+    plain = kind.__reduce_ex__ is object.__reduce_ex__ and kind.__reduce__ is object.__reduce__
+    if not plain or kind in copyreg.dispatch_table or isinstance(value, (type, FunctionType, BuiltinFunctionType)):
         return NotImplemented
+    function, given, state, *rest = value.__reduce_ex__(_PROTOCOL)
+    if isinstance(state, tuple):
+        # Attributes beside slots.
+        state = tuple([dict(part) if isinstance(part, dict) else part for part in state])
+    return function, given, dict(state) if isinstance(state, dict) else state, *rest
 
 
 class _Identity:

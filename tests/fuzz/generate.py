@@ -203,7 +203,9 @@ def variants(maker: Maker, executions: int) -> tuple[dict[str, Any], ...]:
 
 
 # What threads share, and what they say to each other: not in programs of several threads.
-_SHARED = re.compile(r"rand|drop|seed|normal|uniform|bernoulli|exponential|poisson|gumbel|rrelu|init|manual|set_|use_")
+_SHARED = re.compile(
+    r"rand|drop|seed|normal|uniform|bernoulli|exponential|poisson|gumbel|rrelu|init|manual|set_|use_|func"
+)
 
 
 def plain(seed: int, length: int, executions: int, threads: int = 1) -> Program:

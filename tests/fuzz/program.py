@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -50,16 +49,12 @@ class Program:
         """The statements as they would stand in a script."""
         return "\n".join(self.statements)
 
-    def to_json(self) -> str:
-        """As one line of text."""
-        fields = (self.name, self.seed, self.statements, self.variants, self.threads)
-        return json.dumps(fields)
-
     @classmethod
-    def from_json(cls, text: str) -> Program:
-        """What `to_json` made a line of."""
-        name, seed, statements, variants, threads = json.loads(text)
-        return cls(name, seed, tuple(statements), tuple(variants), threads)
+    def from_source(cls, name: str, text: str) -> Program:
+        """The program of a file: statements with empty lines between them, run three times."""
+        statements = [block for block in text.strip().split("\n\n") if block]
+        numbers: dict[str, Any] = {"n0": 1.5, "n1": 0.5, "n2": -2.0, "k0": 1, "k1": 2, "A": 2, "B": 3, "C": 4}
+        return cls(name, 0, tuple(statements), (numbers, numbers, {**numbers, "n0": 2.5}))
 
 
 @dataclass(frozen=True)

@@ -65,11 +65,15 @@ def described(tensor: torch.Tensor, depth: int = 0) -> dict[str, Any]:
         "shape": tuple(tensor.shape),
         "stride": tensor.stride(),
         "offset": tensor.storage_offset(),
-        "requires_grad": tensor.requires_grad,
-        "is_leaf": tensor.is_leaf,
         "class": type(tensor).__name__,
         "conj": (tensor.is_conj(), tensor.is_neg()),
     }
+    try:
+        made["requires_grad"], made["is_leaf"] = tensor.requires_grad, tensor.is_leaf
+    except RuntimeError as error:
+        # A view of inference mode whose base was written outside of it.
+        made["requires_grad"] = type(error).__name__
+        return made
     try:
         made["value"] = bits(tensor)
     except RuntimeError as error:
@@ -144,6 +148,8 @@ def finals(env: dict[str, Any], seen: Seen) -> None:
         elif isinstance(value, torch.Tensor) and name[0] == "t":
             seen.finals[name] = described(value)
             storages.setdefault(value.untyped_storage()._cdata, []).append(name)
+        elif isinstance(value, (tuple, list)) and name[0] == "t":
+            seen.finals[name] = observed(value)
     seen.aliases = sorted(tuple(names) for names in storages.values() if len(names) > 1)
 
 

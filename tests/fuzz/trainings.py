@@ -213,14 +213,17 @@ def replayed(seed: int, executions: int) -> Program:
         statements += ["def step():\n" + "\n".join(f"    {line}" for line in body), "step = jit(step)"]
         calls: tuple[str, ...] = (*("for _ in range(4): t8 = step()",) * 12, *("t8 = step()",) * 4, *CHANGES)
     else:
+        function = choose.choice(FUNCTIONS)
+        # What a replay returns has no graph: only functions that return none take part in autograd.
+        trains = "backward" in function and choose.random() < 0.7
         statements = [
             "torch.manual_seed(7)",
             "t0 = torch.linspace(-1, 1, 3 * A, device=D).view(A, 3)",
             "t1 = torch.linspace(0, 2, 3 * A, device=D).view(A, 3).cos()",
-            f"w = torch.ones(3, 3, device=D, requires_grad={choose.choice(('True', 'False'))})",
-            choose.choice(FUNCTIONS),
+            f"w = torch.ones(3, 3, device=D, requires_grad={trains})",
+            function,
             "f = jit(f)",
         ]
-        calls = CALLS
+        calls = CALLS if trains else tuple(call for call in CALLS if "requires_grad_" not in call)
     statements += [choose.choice(calls) for _ in range(choose.randint(4, 12))]
     return Program(f"jit-{seed}", seed, tuple(statements), _variants(choose, min(executions, 2)))

@@ -30,14 +30,16 @@ MOST_SHRUNK = 12
 # On a CUDA device these end the process, in eager too.
 _ASSERTS = re.compile("index|out of|Class values|probability|expected|must be", re.IGNORECASE)
 
+_LOST = re.compile("device-side assert|CUDA error|unspecified launch failure")
 
-class CudaOracle:
-    """Eager on CUDA, in a process of its own: here autograd knows the lazy device alone."""
 
-    def __init__(self) -> None:
+class OtherProcess:
+    """Eager on a device, in a process of its own: here autograd knows the lazy device alone."""
+
+    def __init__(self, device: str) -> None:
         environment = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.fuzz.oracle", "cuda"],
+            [sys.executable, "-m", "tests.fuzz.oracle", device],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=environment,
@@ -53,6 +55,11 @@ class CudaOracle:
         self._process.stdin.flush()
         made: list[Seen] = pickle.load(self._process.stdout)
         return made
+
+    def close(self) -> None:
+        """End the process."""
+        with self._process:
+            self._process.kill()
 
 
 class Worker:
@@ -71,7 +78,11 @@ class Worker:
                 if seed % RESET_EVERY == 0:
                     torch_ltc.ir_cache.reset()
                 say(f"begin {seed}")
-                say(self.one(generate(seed, self.executions), mode))
+                outcome = self.one(generate(seed, self.executions), mode)
+                say(outcome)
+                if _LOST.search(outcome):
+                    # Nothing more can be run on the device in this process.
+                    os._exit(3)
 
     def one(self, program: Program, mode: Mode) -> str:
         """Run one program: "ok", "skip", or what failed."""
@@ -82,7 +93,7 @@ class Worker:
         if not found:
             return "ok"
         self.failures += 1
-        if self.failures <= MOST_SHRUNK:
+        if self.failures <= MOST_SHRUNK and not _LOST.search(found):
             torch_ltc.ir_cache.reset()
             again = check(program, mode, self.oracle)
             if again:
@@ -109,7 +120,7 @@ def main() -> int:
     given = parser.parse_args()
     torch.set_num_threads(1)
     torch.set_warn_always(True)
-    worker = Worker(CudaOracle() if given.oracle == "cuda" else eager, given.folder, given.executions)
+    worker = Worker(OtherProcess("cuda") if given.oracle == "cuda" else eager, given.folder, given.executions)
     say("ready")
     for line in sys.stdin:
         if not line.strip():

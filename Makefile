@@ -5,6 +5,7 @@
 #   make test-python   run the semantics and the models without the extension in C++
 #   make test-asan     run what goes through the extension with AddressSanitizer and UBSan
 #   make test-slow     run the slow ones
+#   make faults        let each call across an interface fail once, and write the matrix of docs/reliability_faults.md
 #   make test-torch    run the tests with another PyTorch, in an environment of its own: TORCH=2.15.0
 #   make test-pytorch  run PyTorch's own tests on the device: SOURCE=<a PyTorch source tree>; hours
 #   make test-distributed  train on 2 and 4 processes, and let ranks fail
@@ -45,7 +46,7 @@ TORCH ?= 2.15.0
 ECOSYSTEM_VENV := .venv-ecosystem
 TORCH_VENV := .venv-torch-$(TORCH)$(if $(filter file,$(origin PYTHON)),,-$(notdir $(PYTHON)))
 
-.PHONY: demo test test-ecosystem release-check test-distributed test-python test-asan test-slow test-torch test-pytorch test-browser screenshots test-backends conformance check ops bench-trace bench bench-quick \
+.PHONY: demo test faults test-ecosystem release-check test-distributed test-python test-asan test-slow test-torch test-pytorch test-browser screenshots test-backends conformance check ops bench-trace bench bench-quick \
 	bench-gpu docs docs-examples clean
 .DELETE_ON_ERROR:
 
@@ -73,6 +74,9 @@ test-asan: $(VENV)/installed-test
 
 test-slow: $(VENV)/installed-test
 	$(RUN) -m pytest -m "slow and not compilers and not browser" --durations=10 $(ARGS)
+
+faults: $(VENV)/installed-test
+	$(TEST_ENV) $(RUN) -m tests.faults.run --docs docs/reliability_faults.md $(ARGS)
 
 test-torch: $(TORCH_VENV)/installed-test
 	$(TEST_ENV) $(TORCH_VENV)/bin/python -m pytest -n $(WORKERS) --dist worksteal \

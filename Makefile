@@ -8,6 +8,7 @@
 #                      where the last run ended
 #   make soak          10,000 steps of several workloads, with memory and caches watched: STEPS=10000
 #   make test-slow     run the slow ones
+#   make faults        let each call across an interface fail once, and write the matrix of docs/reliability_faults.md
 #   make test-torch    run the tests with another PyTorch, in an environment of its own: TORCH=2.15.0
 #   make test-pytorch  run PyTorch's own tests on the device: SOURCE=<a PyTorch source tree>; hours
 #   make test-distributed  train on 2 and 4 processes, and let ranks fail
@@ -51,7 +52,7 @@ TORCH ?= 2.15.0
 ECOSYSTEM_VENV := .venv-ecosystem
 TORCH_VENV := .venv-torch-$(TORCH)$(if $(filter file,$(origin PYTHON)),,-$(notdir $(PYTHON)))
 
-.PHONY: demo test test-ecosystem release-check test-distributed test-python test-asan fuzz soak test-slow test-torch test-pytorch test-browser screenshots test-backends conformance check ops bench-trace bench bench-quick \
+.PHONY: demo test test-ecosystem release-check test-distributed test-python test-asan faults fuzz soak test-slow test-torch test-pytorch test-browser screenshots test-backends conformance check ops bench-trace bench bench-quick \
 	bench-gpu docs docs-examples clean
 .DELETE_ON_ERROR:
 
@@ -88,6 +89,9 @@ soak: $(VENV)/installed-test
 
 test-slow: $(VENV)/installed-test
 	$(RUN) -m pytest -m "slow and not compilers and not browser" --durations=10 $(ARGS)
+
+faults: $(VENV)/installed-test
+	$(TEST_ENV) $(RUN) -m tests.faults.run --docs docs/reliability_faults.md $(ARGS)
 
 test-torch: $(TORCH_VENV)/installed-test
 	$(TEST_ENV) $(TORCH_VENV)/bin/python -m pytest -n $(WORKERS) --dist worksteal \

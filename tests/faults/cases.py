@@ -28,7 +28,7 @@ from torch_ltc.execute.memory import memory
 from torch_ltc.lowering.registry import registry
 from torch_ltc.record.recorder import recorder
 
-__all__ = ["Case", "Outcome", "cases_of", "places", "run_case", "survey"]
+__all__ = ["GAPS", "Case", "Outcome", "cases_of", "places", "run_case", "survey"]
 
 # A case that takes longer hangs: the process ends, and shows where its threads are.
 LIMIT_S = 100.0
@@ -49,6 +49,20 @@ _NO_LINE = (
 _USER_CODE = ("step closure", "asynchronous closure", "upload", "Buffer.physical", "Buffer.held", "Executor.submit")
 # A call fails by itself here, as in eager: what other calls of the step have written stays written.
 _SINGLE_CALLS = ("kernel",)
+
+
+# Known gaps, by workload and place, with the reason.
+GAPS = {
+    ("captured", "Graph.replay"): (
+        "calls whose numbers change run between graphs: when the launch of a graph fails, which it does only on a "
+        "device that is broken, earlier graphs of the step have written; the step is an error with its line"
+    ),
+    ("captured", "kernel of a part"): (
+        "calls that may fail are never put between graphs; one that fails all the same, as for lack of memory, leaves "
+        "what ran before it, as in eager; the step is an error with its line"
+    ),
+}
+HALF = "half of the step has happened"
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +269,8 @@ def _compare(
     elif case is not None and case.place in _SINGLE_CALLS:
         outcome.states.append("as in eager, without the call")
     else:
-        outcome.wrong.append(f"half of the step has happened: {now}, before {before}, after {after}")
+        known = case is not None and (case.workload.name, case.place) in GAPS
+        (outcome.states if known else outcome.wrong).append(HALF)
     ours.load(after)
 
 

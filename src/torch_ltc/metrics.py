@@ -541,18 +541,18 @@ def _count_timed(counter: str, metric: str, duration_s: float) -> None:
         _sample(metric, duration_s * _NS_PER_S, "ns", time.monotonic_ns())
 
 
-def _on_upload(event: UploadEvent) -> None:
-    now_ns = time.monotonic_ns()
+def _on_upload(at_s: float, size_bytes: int, duration_s: float, source: Source | None) -> None:
+    del source
+    at_ns = at_s * _NS_PER_S
     with _lock:
-        _sample("UploadTime", event.duration_s * _NS_PER_S, "ns", now_ns)
-        _sample("OutboundData", event.size_bytes, "bytes", now_ns)
+        _sample("UploadTime", duration_s * _NS_PER_S, "ns", at_ns)
+        _sample("OutboundData", size_bytes, "bytes", at_ns)
 
 
 _HANDLERS: Mapping[type, Callable[[Any], None]] = {
     CompileEvent: _on_compile,
     LoadEvent: _on_load,
     FallbackEvent: _on_fallback,
-    UploadEvent: _on_upload,
     RefusalEvent: lambda _: count("CompileRefused"),
     CaptureEvent: lambda event: count("GraphRefused" if event.refusal else "GraphCapture"),
     GraphsDroppedEvent: lambda event: count("GraphDropped", event.programs),
@@ -561,4 +561,4 @@ _HANDLERS: Mapping[type, Callable[[Any], None]] = {
 }
 for _kind, _handler in _HANDLERS.items():
     events.subscribe(_handler, _kind)
-events.keep_figures({SyncEvent: _on_sync, ExecuteEvent: _on_execute, ReadEvent: _on_read})
+events.keep_figures({SyncEvent: _on_sync, ExecuteEvent: _on_execute, ReadEvent: _on_read, UploadEvent: _on_upload})

@@ -129,7 +129,7 @@ def test_spans_are_bounded_and_the_rest_is_counted(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(module, "_MOST_SPANS", 10)
     own = History()
     for _ in range(25):
-        own._on_upload(UploadEvent(4, 0.1))
+        own._on_upload(0.0, 4, 0.1, None)
     recording = own.recording(texts=False)
     assert (len(recording.spans), recording.dropped_spans) == (10, 15)
 

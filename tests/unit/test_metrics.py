@@ -5,6 +5,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+import torch
 
 from torch_ltc import events, metrics
 from torch_ltc.events import SyncEvent, SyncReason
@@ -274,3 +275,10 @@ def test_every_figure_of_an_event_is_documented() -> None:
     assert units == {name.partition("::")[0]: unit for name, (unit, _) in metrics.METRICS.items()}
     reasons = {name.partition("::")[2] for name in recorded} - {""}
     assert reasons == {reason.name.lower() for reason in SyncReason}
+
+
+def test_uploads_are_told_later_as_reads_are() -> None:
+    events.catch_up()
+    torch.ones(4).to("ltc")
+    assert [kind for kind, *_ in events._noted] == [events.UploadEvent]
+    assert metrics.snapshot()["metrics"]["OutboundData"]["accumulator"] == 16

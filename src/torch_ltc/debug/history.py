@@ -110,7 +110,6 @@ class History:
         if self._listening:
             return
         handlers: dict[type, Callable[[Any], None]] = {
-            UploadEvent: self._on_upload,
             CompileEvent: self._on_compile,
             LoadEvent: self._on_compile,
             FallbackEvent: self._on_fallback,
@@ -124,6 +123,7 @@ class History:
             SyncEvent: self._on_sync,
             ExecuteEvent: self._on_execute,
             ReadEvent: self._on_read,
+            UploadEvent: self._on_upload,
         }
         self._listening = [events.subscribe(handler, kind) for kind, handler in handlers.items()]
         self._listening.append(events.keep_figures(keepers))
@@ -268,10 +268,9 @@ class History:
             site = self._site(self._sites, source, "read", reason)
             site.add(self._step, duration_s, size_bytes)
 
-    def _on_upload(self, event: UploadEvent) -> None:
+    def _on_upload(self, at_s: float, size_bytes: int, duration_s: float, source: Source | None) -> None:
         with self._lock:
-            now = time.perf_counter()
-            self._span("upload", "user", now, event.duration_s, 0, "", event.size_bytes, event.source)
+            self._span("upload", "user", at_s, duration_s, 0, "", size_bytes, source)
 
     def _on_fallback(self, event: FallbackEvent) -> None:
         with self._lock:

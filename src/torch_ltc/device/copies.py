@@ -17,7 +17,7 @@ from torch_ltc.device.registration import composite
 from torch_ltc.device.tensors import empty_tensor, wrap_physical
 from torch_ltc.device.uploads import upload
 from torch_ltc.errors import DeviceMismatchError, LtcError
-from torch_ltc.events import UploadEvent, emit
+from torch_ltc.events import UploadEvent, tell
 from torch_ltc.execute.executor import executor
 from torch_ltc.execute.memory import add_upload, memory
 from torch_ltc.execute.sync import read, read_number
@@ -148,7 +148,7 @@ def _adopt_whole(target: torch.Tensor, source: torch.Tensor, non_blocking: bool)
     buffer.note_data()
     line = current_source()
     memory.hold(buffer, line)
-    emit(UploadEvent(data.nbytes, time.perf_counter() - began, line))
+    tell(UploadEvent, data.nbytes, time.perf_counter() - began, line)
     return True
 
 
@@ -172,7 +172,7 @@ def _uploaded(
         add_upload(error, source, current_source())
         raise
     made = wrap_physical(data, spec_of(data))
-    emit(UploadEvent(data.nbytes, time.perf_counter() - began, current_source()))
+    tell(UploadEvent, data.nbytes, time.perf_counter() - began, current_source())
     return made
 
 

@@ -29,7 +29,7 @@ from torch_ltc.events import (
     has_listeners,
     tell,
 )
-from torch_ltc.execute.buffer_passes import plain_data, renew
+from torch_ltc.execute.buffer_passes import plain_data, renew, set_jobs, set_makers
 from torch_ltc.execute.capture import graphs_of
 from torch_ltc.execute.executor import Uses, executor
 from torch_ltc.execute.in_place import InPlace, in_place
@@ -184,11 +184,9 @@ def _set_job(
         buffer = reference()
         if buffer is not None:
             buffer.job = job
-    for buffer in written:
-        buffer.job = job
-    for buffer, origin in zip(outputs, entry.origins, strict=True):
-        buffer.job = job
-        buffer.maker = origin
+    set_jobs(written, job)
+    set_jobs(outputs, job)
+    set_makers(entry, outputs)
 
 
 def _is_short(entry: CachedProgram, policy: TierPolicy) -> bool:

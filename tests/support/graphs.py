@@ -11,7 +11,7 @@ from unittest import mock
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 import torch_ltc
 from torch_ltc.debug.history import history
@@ -57,6 +57,15 @@ class StandInGraph:
         self._calls = calls
         self.pool = pool
 
+    def keep_state(self) -> None:
+        """Draw from a generator of one's own from now on."""
+        own: dict[torch.Generator, torch.Generator] = {}
+
+        def kept(value: Any) -> Any:
+            return own.setdefault(value, value.clone_state()) if isinstance(value, torch.Generator) else value
+
+        self._calls = [(func, *tree_map(kept, (args, kwargs)), made) for func, args, kwargs, made in self._calls]
+
     def replay(self) -> None:
         """Run them again, in the same memory."""
         for func, args, kwargs, made in self._calls:
@@ -67,7 +76,8 @@ class StandInGraph:
 
 class StandInGraphs:
     """Captures on the CPU. Operators named in `refused` cannot be captured. Each graph holds `graph_bytes`, and
-    capturing raises when all that are alive would hold more than `room_bytes`."""
+    capturing raises when all that are alive would hold more than `room_bytes`. A capture that fails leaves the graphs
+    that are there with the old state of the generators, as CUDA's do."""
 
     def __init__(self, refused: frozenset[str] = frozenset()) -> None:
         self.refused = refused
@@ -75,6 +85,7 @@ class StandInGraphs:
         self.captures = 0
         self.graph_bytes = 1000
         self.room_bytes = 1 << 40
+        self.lost_states = 0
         self._alive: weakref.WeakSet[StandInGraph] = weakref.WeakSet()
         self._pools = 0
 
@@ -104,6 +115,11 @@ class StandInGraphs:
         try:
             with taking:
                 launch()
+        except Exception:
+            self.lost_states += 1
+            for graph in self._alive:
+                graph.keep_state()
+            raise
         finally:
             taking.undo()
             if generator is not None and state is not None:

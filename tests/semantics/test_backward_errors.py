@@ -9,6 +9,7 @@ import torch
 
 from tests.semantics.support import run_script
 from torch_ltc.errors import OtherAcceleratorError
+from torch_ltc.native.library import extension
 
 SCRIPT = """
 import torch, torch_ltc
@@ -76,3 +77,26 @@ def test_other_errors_of_a_backward_pass_stay_as_they_are() -> None:
         with pytest.raises(RuntimeError, match=r"INTERNAL|luck") as raised:
             loss.backward()
         assert type(raised.value) is RuntimeError
+
+
+LATE = """
+    import torch
+    x = torch.ones(2, requires_grad=True)
+    (x * 2).sum().backward()
+    import torch_ltc
+    y = torch.ones(2).to("ltc").requires_grad_()
+    try:
+        (y * 3).sum().backward()
+        print(y.grad.tolist())
+    except torch_ltc.errors.LtcError as error:
+        print(error)
+"""
+
+
+def test_backward_passes_before_the_import_are_no_obstacle_or_are_named() -> None:
+    printed = run_script(LATE)
+    if extension is not None:
+        assert printed.strip() == "[3.0, 3.0]"
+    else:
+        assert "before `import torch_ltc`" in printed
+        assert "ltc build" in printed

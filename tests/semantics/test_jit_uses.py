@@ -186,3 +186,40 @@ def test_it_is_equal_to_eager_and_replayed(use: Callable[[Wrapped], list[Tensor]
     explained = "\n".join(function.explain() for function in wrap.made)
     assert replayed > recorded or (verify_every and replayed >= 4), explained
     assert all(not calls.refused for function in wrap.made for calls in function._calls.values()), explained
+
+
+class Warming(torch.optim.SGD):
+    """Does something else after five steps."""
+
+    def step(self, closure: Any = None) -> Any:
+        self.taken = getattr(self, "taken", 0) + 1
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                with torch.no_grad():
+                    parameter.sub_(parameter.grad * (0.1 if self.taken < 6 else 0.01))
+
+
+OPTIMIZERS = ["Adadelta", "Adagrad", "Adam", "Adamax", "AdamW", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD"]
+
+
+@pytest.mark.parametrize("name", [*OPTIMIZERS, "Warming"])
+@pytest.mark.parametrize("foreach", [True, False], ids=["foreach", "one by one"])
+def test_optimizers_do_what_they_do_at_each_number_of_steps(name: str, foreach: bool) -> None:
+    def train(device: str, wrap: Callable[..., Any]) -> list[float]:
+        torch.manual_seed(0)
+        model = nn.Linear(4, 3).to(device)
+        rows, wanted = torch.linspace(-1, 1, 8).view(2, 4).to(device), torch.ones(2, 3).to(device)
+        made = Warming if name == "Warming" else getattr(torch.optim, name)
+        optimizer = made(model.parameters(), 0.05, foreach=foreach)
+
+        @wrap
+        def step() -> Tensor:
+            optimizer.zero_grad()
+            loss = nn.functional.mse_loss(model(rows), wanted)
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        return [step().item() for _ in range(12)]
+
+    assert train("ltc", torch_ltc.jit) == train("cpu", lambda function: function)

@@ -69,6 +69,14 @@ def _raising_taken_errors(run: Any) -> Any:
             error = _taken.pop()
             _taken.clear()
         except RuntimeError as failure:
+            if "device_ready_queues_.size()" in str(failure):
+                raise LtcError(
+                    "a backward pass has run in this process before `import torch_ltc`: PyTorch's autograd engine has "
+                    "counted the devices then, and does not know this one",
+                    source=str(current_source()),
+                    hint="import torch_ltc before the first backward pass, or build the extension (`ltc build`), "
+                    "which has the engine count again",
+                ) from failure
             if not _is_other_accelerator(failure):
                 raise
             raise OtherAcceleratorError(
@@ -145,6 +153,7 @@ def _register_native(native: Any) -> None:
     except RuntimeError as error:
         raise _OTHER_HOOKS from error
     native.register_guard()
+    native.count_devices()
     native.register_allocator()
     physical_changed()
     settings.watch("device_type", physical_changed)

@@ -3,6 +3,7 @@
 
 #include <c10/core/DeviceCapability.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <torch/csrc/autograd/engine.h>
 
 #include "device.h"
 #include "native.h"
@@ -31,6 +32,20 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   static c10::Stream stream() { return c10::Stream(c10::Stream::DEFAULT, lazy_device()); }
 };
 
+// Autograd's engine counts the devices at the first backward pass, and makes a thread for each.
+struct StartedEngine : torch::autograd::Engine {
+  // Has one that found none before count again.
+  static void count_devices() {
+    auto& engine = torch::autograd::Engine::get_default_engine();
+    const auto pool = &StartedEngine::thread_pool_shared_;
+    const auto queues = &StartedEngine::device_ready_queues_;
+    const auto start = &StartedEngine::start_device_threads;
+    if (engine.*pool != nullptr && (engine.*queues).empty()) {
+      (engine.*start)();
+    }
+  }
+};
+
 }  // namespace
 
 void bind_guard(py::module_& module) {
@@ -42,6 +57,11 @@ void bind_guard(py::module_& module) {
         c10::impl::DeviceGuardImplRegistrar registrar(kType, &guard);
       },
       "Make the guard the device's, in place of one that was there before.");
+  module.def(
+      "count_devices",
+      &StartedEngine::count_devices,
+      py::call_guard<py::gil_scoped_release>(),
+      "Give the device its thread in autograd's engine, if backward passes have run before there was the device.");
 }
 
 }  // namespace torch_ltc

@@ -41,6 +41,8 @@ table.add(
     Header("c10/core/DeviceCapability.h", "what the device can do", "the guard", names=("DeviceCapability",)),
     Header("c10/core/impl/DeviceGuardImplInterface.h", "the device guard", "the guard", _STABLE,
            names=("DeviceGuardImplInterface", "DeviceGuardImplRegistrar")),
+    Header("torch/csrc/autograd/engine.h", "threads of the engine", "backward passes before the import",
+           names=("get_default_engine", "thread_pool_shared_", "device_ready_queues_", "start_device_threads")),
     Header("ATen/detail/PrivateUse1HooksInterface.h", "the device's hooks", "generators, pinned memory", _EXPERIMENTAL,
            names=("PrivateUse1HooksInterface", "RegisterPrivateUse1HooksInterface")),
     Header("ATen/Context.h", "hooks of the physical device", "generators on CUDA",

@@ -30,6 +30,17 @@ __all__ = [
 ]
 
 _NUMBERS = (int, float)
+# Optimizers that do the same at each number of steps, but for numbers that rules explain. RAdam begins to rectify after
+# five, LBFGS remembers, and those of others may do anything.
+_COUNTING = frozenset(
+    getattr(torch.optim, name)
+    for name in ("Adadelta", "Adagrad", "Adam", "Adamax", "AdamW", "NAdam", "RMSprop", "Rprop", "SGD", "SparseAdam")
+)
+
+
+def _counts_only(kind: type[torch.optim.Optimizer]) -> bool:
+    """True for an optimizer whose `step` is that of one of these."""
+    return next((base for base in kind.__mro__ if "step" in vars(base)), None) in _COUNTING
 
 
 class NotReplayable(Exception):
@@ -261,9 +272,9 @@ class Anatomy:
             raise Unsettled(f"{place.path} has grown")
         elif old is MISSING or new is MISSING:
             raise Unsettled(f"{place.path} was {'added' if old is MISSING else 'removed'}")
-        elif type(old) is type(new) and type(new) in _NUMBERS and self._is_of_optimizer(place):
+        elif type(old) is type(new) and type(new) in _NUMBERS and self._is_counter(place):
             self._counters.append((place, new - old))
-        elif isinstance(new, torch.Tensor) and new is old and self._is_of_optimizer(place):
+        elif isinstance(new, torch.Tensor) and new is old and self._is_counter(place):
             self._host_change(place, new)
         else:
             raise NotReplayable(
@@ -271,11 +282,24 @@ class Anatomy:
             )
 
     def _is_of_optimizer(self, place: Place) -> bool:
-        """True for what PyTorch's optimizers count up, and do not decide by."""
+        """True for the state of an optimizer, and for its attributes."""
+        return place.key != "lr" and self._optimizer_of(place) is not None
+
+    def _is_counter(self, place: Place) -> bool:
+        """True for what an optimizer counts up, and does not decide by."""
         if place.key == "lr":
             return False
-        states = [state for optimizer in self._optimizers for state in optimizer.state.values()]
-        return any(place.holder is held for held in (*states, *map(vars, self._optimizers)))
+        optimizer = self._optimizer_of(place)
+        if optimizer is not None and not _counts_only(type(optimizer)):
+            name = type(optimizer).__name__
+            raise NotReplayable(f"it changes {place.path}, and {name} may do something else at another number of steps")
+        return optimizer is not None
+
+    def _optimizer_of(self, place: Place) -> torch.optim.Optimizer | None:
+        for optimizer in self._optimizers:
+            if any(place.holder is held for held in (*optimizer.state.values(), vars(optimizer))):
+                return optimizer
+        return None
 
     def _host_change(self, place: Place, tensor: torch.Tensor) -> None:
         old = self._before.tokens[place.identity][1]

@@ -40,25 +40,91 @@ void release_python(Buffer& buffer) {
   }
 }
 
-// Views first: after a resize, the tensor is one although it may look like the value that defines the buffer.
-int64_t Buffer::value_of(const c10::TensorImpl& tensor, int64_t base) const {
-  if (views_base == base) {
-    for (auto view = views.rbegin(); view != views.rend(); ++view) {
-      if (view->first->matches(tensor)) {
-        return view->second;
+namespace {
+
+// From as many views on they are found by their hashes.
+constexpr size_t kMany = 32;
+
+size_t hash_of(int64_t offset, c10::IntArrayRef sizes) {
+  auto hash = static_cast<size_t>(offset);
+  for (const int64_t size : sizes) {
+    hash = hash * 1000003 + static_cast<size_t>(size);
+  }
+  return hash;
+}
+
+}  // namespace
+
+template <typename Is>
+const Views::View* Views::look(size_t hash, const Is& is) const {
+  if (by_hash_.empty()) {
+    for (auto view = views_.rbegin(); view != views_.rend(); ++view) {
+      if (is(*view->first)) {
+        return &*view;
       }
     }
+    return nullptr;
+  }
+  const auto [begin, end] = by_hash_.equal_range(hash);
+  for (auto place = begin; place != end; ++place) {
+    if (is(*views_[place->second].first)) {
+      return &views_[place->second];
+    }
+  }
+  return nullptr;
+}
+
+int64_t Views::find(const c10::TensorImpl& tensor) const {
+  const size_t hash = by_hash_.empty() ? 0 : hash_of(tensor.storage_offset(), tensor.sizes());
+  const View* found = look(hash, [&](const Spec& spec) { return spec.matches(tensor); });
+  return found == nullptr ? -1 : found->second;
+}
+
+int64_t Views::find(const Spec* wanted) const {
+  const View* found = look(hash_of(wanted->offset, wanted->size), [&](const Spec& spec) { return &spec == wanted; });
+  return found == nullptr ? -1 : found->second;
+}
+
+void Views::put(const SpecPtr& seen, int64_t value) {
+  const size_t hash = hash_of(seen->offset, seen->size);
+  const View* found = look(hash, [&](const Spec& spec) { return &spec == seen.get(); });
+  if (found != nullptr) {
+    const_cast<View*>(found)->second = value;
+    return;
+  }
+  views_.emplace_back(seen, value);
+  if (!by_hash_.empty()) {
+    by_hash_.emplace(hash, views_.size() - 1);
+  } else if (views_.size() > kMany) {
+    for (size_t i = 0; i < views_.size(); ++i) {
+      by_hash_.emplace(hash_of(views_[i].first->offset, views_[i].first->size), i);
+    }
+  }
+}
+
+void Views::drop_from(int64_t value) {
+  if (views_.empty() || views_.back().second < value) {
+    return;
+  }
+  by_hash_.clear();
+  while (!views_.empty() && views_.back().second >= value) {
+    views_.pop_back();
+  }
+}
+
+// Views first: after a resize, the tensor is one although it may look like the value that defines the buffer.
+int64_t Buffer::value_of(const c10::TensorImpl& tensor, int64_t base) const {
+  const int64_t found = views_base == base ? views.find(tensor) : -1;
+  if (found >= 0) {
+    return found;
   }
   return number >= base && spec && spec->matches(tensor) ? number : -1;
 }
 
 int64_t Buffer::value_of(const Spec* wanted, int64_t base) const {
-  if (views_base == base) {
-    for (auto view = views.rbegin(); view != views.rend(); ++view) {
-      if (view->first.get() == wanted) {
-        return view->second;
-      }
-    }
+  const int64_t found = views_base == base ? views.find(wanted) : -1;
+  if (found >= 0) {
+    return found;
   }
   return number >= base && spec.get() == wanted ? number : -1;
 }
@@ -68,13 +134,7 @@ void Buffer::remember_view(const SpecPtr& seen, int64_t base, int64_t value) {
     views.clear();
     views_base = base;
   }
-  for (auto& view : views) {
-    if (view.first == seen) {
-      view.second = value;
-      return;
-    }
-  }
-  views.emplace_back(seen, value);
+  views.put(seen, value);
 }
 
 Buffer* buffer_of(const c10::Storage& storage) {

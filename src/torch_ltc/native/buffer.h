@@ -10,6 +10,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -40,6 +41,32 @@ struct Spec final : c10::intrusive_ptr_target {
 
 using SpecPtr = c10::intrusive_ptr<Spec>;
 
+// Values that are one buffer seen as some spec, the latest last. Where there are many, as after `unbind`, they are found
+// by a hash of offset and sizes.
+class Views {
+ public:
+  using View = std::pair<SpecPtr, int64_t>;
+
+  // The value of the view that a tensor is, or that has this spec; -1 where there is none.
+  int64_t find(const c10::TensorImpl& tensor) const;
+  int64_t find(const Spec* wanted) const;
+  void put(const SpecPtr& seen, int64_t value);
+  // Take those away that have this number or a later one.
+  void drop_from(int64_t value);
+  void clear() {
+    views_.clear();
+    by_hash_.clear();
+  }
+  const std::vector<View>& all() const { return views_; }
+
+ private:
+  template <typename Is>
+  const View* look(size_t hash, const Is& is) const;
+
+  std::vector<View> views_;
+  std::unordered_multimap<size_t, size_t> by_hash_;
+};
+
 // The state of one storage that recording looks at; the rest is in the `Buffer` of Python, made when Python asks for it.
 // Guarded by the recorder's lock, except for what is atomic.
 struct Buffer final : c10::intrusive_ptr_target {
@@ -50,7 +77,7 @@ struct Buffer final : c10::intrusive_ptr_target {
   bool computed = false;
   // Values of the program that begins at `views_base` that are this buffer seen as some spec, the latest last.
   int64_t views_base = -1;
-  std::vector<std::pair<SpecPtr, int64_t>> views;
+  Views views;
   // Its place among the inputs of the program that it was last an input of.
   int64_t input = -1;
   // How many storages hold it, and the pending program when it is an input of that: 0 when nobody can use it any more.

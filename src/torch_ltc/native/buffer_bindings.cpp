@@ -105,7 +105,7 @@ void make_python_buffer_type() {
   add_method("view_numbers", [](py::handle self, int64_t base) {
     std::vector<int64_t> found;
     if (in(self.ptr()).views_base == base) {
-      for (const auto& view : in(self.ptr()).views) {
+      for (const auto& view : in(self.ptr()).views.all()) {
         found.push_back(view.second);
       }
     }

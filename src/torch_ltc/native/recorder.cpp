@@ -87,8 +87,8 @@ void Recorder::go_back(const Mark& mark, const Operands& found) {
   }
   for (const at::Tensor* tensor : found.lazy) {
     Buffer& buffer = *buffer_of(tensor->unsafeGetTensorImpl()->unsafe_storage());
-    while (buffer.views_base == base && !buffer.views.empty() && buffer.views.back().second >= mark.count) {
-      buffer.views.pop_back();
+    if (buffer.views_base == base) {
+      buffer.views.drop_from(mark.count);
     }
   }
   for (; inputs.size() > mark.inputs; inputs.pop_back()) {

@@ -30,6 +30,9 @@ __all__ = [
 ]
 
 _NUMBERS = (int, float)
+# Optimizers of PyTorch whose calls do not depend on the number of the step. RAdam's and ASGD's do, and those of others
+# may: a replay would go on with the calls of the steps that were recorded.
+_STEADY = {"SGD", "Adam", "AdamW", "NAdam", "Adamax", "Adadelta", "Adagrad", "RMSprop", "Rprop", "SparseAdam"}
 
 
 class NotReplayable(Exception):
@@ -122,6 +125,12 @@ class Argument:
 def _optimizers(state: State) -> list[torch.optim.Optimizer]:
     found = {id(value): value for value in state.values.values() if isinstance(value, torch.optim.Optimizer)}
     return list(found.values())
+
+
+def _is_steady(optimizer: torch.optim.Optimizer) -> bool:
+    """True for a class that makes the same calls at each step, whatever its number is."""
+    kind = type(optimizer)
+    return kind.__module__.startswith("torch.optim.") and kind.__name__ in _STEADY
 
 
 def named_numbers(
@@ -261,9 +270,9 @@ class Anatomy:
             raise Unsettled(f"{place.path} has grown")
         elif old is MISSING or new is MISSING:
             raise Unsettled(f"{place.path} was {'added' if old is MISSING else 'removed'}")
-        elif type(old) is type(new) and type(new) in _NUMBERS and self._is_of_optimizer(place):
+        elif type(old) is type(new) and type(new) in _NUMBERS and self._is_count(place):
             self._counters.append((place, new - old))
-        elif isinstance(new, torch.Tensor) and new is old and self._is_of_optimizer(place):
+        elif isinstance(new, torch.Tensor) and new is old and self._is_count(place):
             self._host_change(place, new)
         else:
             raise NotReplayable(
@@ -271,11 +280,19 @@ class Anatomy:
             )
 
     def _is_of_optimizer(self, place: Place) -> bool:
-        """True for what PyTorch's optimizers count up, and do not decide by."""
+        """True for the state of an optimizer."""
+        return self._is_held_by(self._optimizers, place)
+
+    def _is_count(self, place: Place) -> bool:
+        """True for what an optimizer counts up, and does not decide by."""
+        return self._is_held_by([optimizer for optimizer in self._optimizers if _is_steady(optimizer)], place)
+
+    @staticmethod
+    def _is_held_by(optimizers: list[torch.optim.Optimizer], place: Place) -> bool:
         if place.key == "lr":
             return False
-        states = [state for optimizer in self._optimizers for state in optimizer.state.values()]
-        return any(place.holder is held for held in (*states, *map(vars, self._optimizers)))
+        states = [state for optimizer in optimizers for state in optimizer.state.values()]
+        return any(place.holder is held for held in (*states, *map(vars, optimizers)))
 
     def _host_change(self, place: Place, tensor: torch.Tensor) -> None:
         old = self._before.tokens[place.identity][1]

@@ -651,6 +651,51 @@ def test_a_hook_of_a_parameter_that_is_added_or_removed_or_changes_is_seen(metho
     assert gradients("ltc") == gradients("cpu")
 
 
+class _Warming(torch.optim.Optimizer):
+    """An optimizer that does something else from its sixth step on."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for parameter in self.param_groups[0]["params"]:
+            state = self.state[parameter]
+            state["step"] = state.get("step", 0) + 1
+            with torch.no_grad():
+                parameter.add_(parameter.grad, alpha=-0.5 if state["step"] < 6 else 0.25)
+                if state["step"] > 7:
+                    parameter.mul_(2)
+
+
+DECIDING: dict[str, Callable[[list[torch.Tensor]], torch.optim.Optimizer]] = {
+    "RAdam": lambda parameters: torch.optim.RAdam(parameters, 0.1, foreach=False),
+    "RAdam, foreach": lambda parameters: torch.optim.RAdam(parameters, 0.1, foreach=True),
+    "of the user's": _Warming,
+}
+
+
+@pytest.mark.parametrize("name", DECIDING)
+def test_an_optimizer_that_decides_by_its_step_count_is_not_replayed_past_it(name: str) -> None:
+    def trained(device: str) -> list[list[float]]:
+        weight = torch.ones(3, device=device, requires_grad=True)
+        optimizer = DECIDING[name]([weight])
+        x = torch.arange(3.0).to(device)
+
+        def step() -> None:
+            optimizer.zero_grad()
+            (weight * x).square().sum().backward()
+            optimizer.step()
+
+        run = torch_ltc.jit(step) if device == "ltc" else step
+        found = []
+        for _ in range(12):
+            run()
+            found.append(weight.detach().tolist())
+        return found
+
+    assert trained("ltc") == trained("cpu")
+
+
 # ---- attributes of objects ------------------------------------------------------------------------------------------
 
 

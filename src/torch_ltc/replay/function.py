@@ -23,6 +23,7 @@ import torch
 from torch_ltc.closures import run_step_closures
 from torch_ltc.config import settings
 from torch_ltc.debug.history import functions_explained
+from torch_ltc.device.tensor_methods import leaf_hooks
 from torch_ltc.errors import JitError
 from torch_ltc.events import Event, FallbackEvent, SyncEvent, SyncReason, UploadEvent, subscribe
 from torch_ltc.execute.executor import executor
@@ -250,7 +251,8 @@ class JitFunction:
     # ---- recording ------------------------------------------------------------------------------------------------
 
     def _roots(self, leaves: list[Any]) -> dict[str, Any]:
-        return {"": self._function, **{f"argument {i}": leaf for i, leaf in enumerate(leaves) if not is_lazy(leaf)}}
+        arguments = {f"argument {i}": leaf for i, leaf in enumerate(leaves) if not is_lazy(leaf)}
+        return {"": self._function, **arguments, "hooks of tensors": leaf_hooks}
 
     def _record(self, calls: _Calls, leaves: list[Any], args: Any, kwargs: Any) -> Any:
         """Run the function, and learn from it."""

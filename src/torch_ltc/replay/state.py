@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 
-from torch_ltc.device.tensor_methods import leaf_hooks
 from torch_ltc.program.spec import spec_of
 
 __all__ = ["MISSING", "Place", "State", "TooMuchState", "is_host_tensor", "is_lazy", "token"]
@@ -300,7 +299,7 @@ class State:
     @classmethod
     def now(cls, roots: dict[str, Any]) -> State:
         """As it is."""
-        walk = _Walk({**roots, "hooks of tensors": leaf_hooks})
+        walk = _Walk(roots)
         made = cls(walk.found, walk.partial)
         for identity, place in made.places.items():
             value = made.values[identity] = place.get()

@@ -180,9 +180,8 @@ def _train(workload: Workload, injector: Injector, case: Case | None, outcome: O
         workload.step(theirs, number, None)
         failed = _step(workload, ours, number, injector, case, outcome)
         with injector.paused():
-            if failed:
-                # What was queued behind the failure may have an error of its own; the device is clean afterwards.
-                _drain(case, outcome)
+            # What was queued, or compiled beside it, may have an error of its own; the device is clean afterwards.
+            failed |= _drain(case, outcome)
             _compare(workload, case, ours, theirs, before, failed, outcome)
             if bystander.tolist() != [0.0, 1.0, 2.0, 3.0] or doubled.tolist() != [0.0, 2.0, 4.0, 6.0]:
                 outcome.wrong.append("another tensor has changed")
@@ -223,8 +222,9 @@ def _note(error: BaseException, case: Case | None, outcome: Outcome) -> None:
         outcome.wrong.append(f"no line is named: {error}")
 
 
-def _drain(case: Case | None, outcome: Outcome) -> None:
-    for _ in range(4):
+def _drain(case: Case | None, outcome: Outcome) -> bool:
+    """Wait for everything; True when there were errors."""
+    for attempt in range(4):
         try:
             torch_ltc.sync(wait=True)
             torch_ltc.wait_for_compiles()
@@ -232,8 +232,9 @@ def _drain(case: Case | None, outcome: Outcome) -> None:
         except (Exception, KeyboardInterrupt) as error:
             _note(error, case, outcome)
         else:
-            return
+            return attempt > 0
     outcome.wrong.append("errors do not end")
+    return True
 
 
 def _compare(

@@ -521,6 +521,15 @@ def test_after_the_loss_of_the_device_every_call_names_the_line_that_caused_it(m
 
 
 @pytest.mark.usefixtures("lost_device")
+def test_work_that_notices_the_loss_of_the_device_says_so() -> None:
+    def notice() -> None:
+        raise RuntimeError("CUDA error: unspecified launch failure")
+
+    with pytest.raises(DeviceLostError, match="unspecified launch failure"):
+        executor.call(notice)
+
+
+@pytest.mark.usefixtures("lost_device")
 def test_uploads_are_never_freed_after_the_loss_of_the_device() -> None:
     data = torch.ones(2)
     uploads._note(data)

@@ -23,6 +23,7 @@ from tests.faults.places import Fault, Injector, all_places, faults_of
 from tests.faults.workloads import FaultyFunctional, OutOfProcessBackend, Training, Workload
 from tests.support.backends import registered
 from torch_ltc.compile.background import background
+from torch_ltc.compile.compiler_client import compiler_client
 from torch_ltc.errors import LtcError
 from torch_ltc.execute.memory import memory
 from torch_ltc.lowering.registry import registry
@@ -142,6 +143,9 @@ def _run(workload: Workload, injector: Injector, case: Case | None) -> Outcome:
         with workload.surroundings() as folder, warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             torch_ltc.ir_cache.reset()
+            if case is not None and case.place.endswith("Popen"):
+                # It is started once, and stays.
+                compiler_client.end()
             if case is None:
                 injector.arm()
             else:

@@ -139,6 +139,16 @@ class PoisonedTensorError(ExecutionError):
     """
 
 
+class DeviceLostError(ExecutionError):
+    """The physical device runs nothing any more: a kernel has failed in a way that a CUDA device does not survive.
+
+    When: an assertion in a kernel failed (an index that is out of range), or a kernel touched memory that is not there;
+    at the call that notices, and at every later one that needs the device. The calls that may have caused it are named
+    with their lines. What to do: correct the line, and start the process anew; with CUDA_LAUNCH_BLOCKING=1 the call is
+    known for certain.
+    """
+
+
 class DeviceMismatchError(LtcError):
     """An operation mixes tensors of devices that cannot meet, or names a device that does not exist.
 

@@ -23,6 +23,7 @@ from tests.faults.places import Fault, Injector, all_places, faults_of
 from tests.faults.workloads import FaultyFunctional, OutOfProcessBackend, Training, Workload
 from tests.support.backends import registered
 from torch_ltc.compile.background import background
+from torch_ltc.compile.compiler_client import compiler_client
 from torch_ltc.errors import LtcError
 from torch_ltc.execute.memory import memory
 from torch_ltc.lowering.registry import registry
@@ -142,6 +143,9 @@ def _run(workload: Workload, injector: Injector, case: Case | None) -> Outcome:
         with workload.surroundings() as folder, warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             torch_ltc.ir_cache.reset()
+            if case is not None and case.place.endswith("Popen"):
+                # It is started once, and stays.
+                compiler_client.end()
             if case is None:
                 injector.arm()
             else:
@@ -180,9 +184,8 @@ def _train(workload: Workload, injector: Injector, case: Case | None, outcome: O
         workload.step(theirs, number, None)
         failed = _step(workload, ours, number, injector, case, outcome)
         with injector.paused():
-            if failed:
-                # What was queued behind the failure may have an error of its own; the device is clean afterwards.
-                _drain(case, outcome)
+            # What was queued, or compiled beside it, may have an error of its own; the device is clean afterwards.
+            failed |= _drain(case, outcome)
             _compare(workload, case, ours, theirs, before, failed, outcome)
             if bystander.tolist() != [0.0, 1.0, 2.0, 3.0] or doubled.tolist() != [0.0, 2.0, 4.0, 6.0]:
                 outcome.wrong.append("another tensor has changed")
@@ -223,8 +226,9 @@ def _note(error: BaseException, case: Case | None, outcome: Outcome) -> None:
         outcome.wrong.append(f"no line is named: {error}")
 
 
-def _drain(case: Case | None, outcome: Outcome) -> None:
-    for _ in range(4):
+def _drain(case: Case | None, outcome: Outcome) -> bool:
+    """Wait for everything; True when there were errors."""
+    for attempt in range(4):
         try:
             torch_ltc.sync(wait=True)
             torch_ltc.wait_for_compiles()
@@ -232,8 +236,9 @@ def _drain(case: Case | None, outcome: Outcome) -> None:
         except (Exception, KeyboardInterrupt) as error:
             _note(error, case, outcome)
         else:
-            return
+            return attempt > 0
     outcome.wrong.append("errors do not end")
+    return True
 
 
 def _compare(

@@ -12,6 +12,7 @@ import json
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 from tests.faults.cases import GAPS, cases_of, places, run_case, survey
@@ -34,9 +35,8 @@ BEGIN, END = "<!-- matrix: begin -->", "<!-- matrix: end -->"
 Rows = list[tuple[str, str, str]]
 
 
-def run_workloads(chosen: list[str], most: int) -> dict[str, Rows]:
-    """Place, fault and outcome of each case, by workload."""
-    found: dict[str, Rows] = {}
+def run_workloads(chosen: list[str], most: int) -> Iterator[tuple[str, Rows]]:
+    """Each workload with place, fault and outcome of each case."""
     with places() as injector:
         for workload in WORKLOADS:
             if chosen and workload.name not in chosen:
@@ -49,9 +49,8 @@ def run_workloads(chosen: list[str], most: int) -> dict[str, Rows]:
                 rows.append((case.place, case.fault.name, outcome.label))
                 if outcome.wrong:
                     print(f"{case}: {outcome.wrong[:3]} {outcome.errors[:2]}", flush=True)
-            found[workload.name] = rows
             print(f"{workload.name}: {len(rows)} cases in {time.process_time() - began:.0f} s", flush=True)
-    return found
+            yield workload.name, rows
 
 
 def matrix_text(results: dict[str, Rows]) -> str:
@@ -89,17 +88,19 @@ def main() -> int:
     parser.add_argument("--docs", type=Path, help="write the matrix into this page")
     given = parser.parse_args()
     results: dict[str, Rows] = json.loads(given.results.read_text()) if given.results.exists() else {}
-    found = run_workloads(given.only, given.most)
-    results.update(found)
     given.results.parent.mkdir(parents=True, exist_ok=True)
-    given.results.write_text(json.dumps(results))
+    wrong = 0
+    for name, rows in run_workloads(given.only, given.most):
+        results[name] = rows
+        wrong += sum(label == "WRONG" for _, _, label in rows)
+        given.results.write_text(json.dumps(results))
     if given.docs is not None:
         page = given.docs.read_text(encoding="utf-8")
         before, _, rest = page.partition(BEGIN)
         given.docs.write_text(
             f"{before}{BEGIN}\n{matrix_text(results)}\n{END}{rest.partition(END)[2]}", encoding="utf-8"
         )
-    return int(any(label == "WRONG" for rows in found.values() for _, _, label in rows))
+    return int(bool(wrong))
 
 
 if __name__ == "__main__":

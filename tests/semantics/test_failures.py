@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import inspect
 import pickle
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -14,9 +16,14 @@ from torch.nn import functional as F
 
 import torch_ltc
 from tests.semantics.support import assert_same, counted, lazy, observe, probe
+from torch_ltc.backends import interpreter
 from torch_ltc.config import settings
-from torch_ltc.errors import ExecutionError, LtcError, PoisonedTensorError
+from torch_ltc.device import uploads
+from torch_ltc.errors import DeviceLostError, ExecutionError, LtcError, PoisonedTensorError
+from torch_ltc.execute.device_loss import device_loss
 from torch_ltc.execute.executor import executor
+from torch_ltc.lowering.interface import Arguments
+from torch_ltc.program.instruction import Call
 
 pytestmark = pytest.mark.usefixtures("no_fallback")
 
@@ -477,3 +484,56 @@ def test_results_of_a_program_that_could_not_be_queued_say_so(
         made.tolist()
     assert parameter.tolist() == [1.0, 1.0, 1.0]
     assert (other * parameter).tolist() == [2.0, 2.0, 2.0]
+
+
+@pytest.fixture
+def lost_device() -> Iterator[None]:
+    """The device is there again after the test."""
+    yield
+    device_loss.forget()
+    torch_ltc.sync(wait=True)
+
+
+@pytest.mark.usefixtures("lost_device")
+def test_after_the_loss_of_the_device_every_call_names_the_line_that_caused_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a failed assertion on a GPU: a kernel that comes later is the one that fails."""
+    run = interpreter.run_recorded_call
+
+    def noticed_later(call: Call, values: list[Any], arguments: Arguments) -> None:
+        if call.name.startswith("aten::mul"):
+            raise RuntimeError("CUDA error: device-side assert triggered\nCompile with TORCH_USE_CUDA_DSA")
+        run(call, values, arguments)
+
+    table, other = torch.ones(3, 2).to("ltc"), torch.ones(2).to("ltc")
+    rows = torch.tensor([0, 1]).to("ltc")
+    with settings.scope(backend="interpreter"), monkeypatch.context() as patched:
+        patched.setattr(interpreter, "run_recorded_call", noticed_later)
+        taken = table.index_select(0, rows)
+        line = inspect.currentframe().f_lineno - 1  # type: ignore[union-attr]
+        made = taken * 2
+        with pytest.raises(DeviceLostError, match=f"{__file__}:{line} ") as first:
+            made.tolist()
+        assert "device-side assert" in str(first.value)
+        assert "aten::index_select" in str(first.value)
+        for _ in range(2):
+            with pytest.raises(DeviceLostError, match=f"{__file__}:{line} "):
+                (other + 1).tolist()
+
+
+@pytest.mark.usefixtures("lost_device")
+def test_work_that_notices_the_loss_of_the_device_says_so() -> None:
+    def notice() -> None:
+        raise RuntimeError("CUDA error: unspecified launch failure")
+
+    with pytest.raises(DeviceLostError, match="unspecified launch failure"):
+        executor.call(notice)
+
+
+@pytest.mark.usefixtures("lost_device")
+def test_uploads_are_never_freed_after_the_loss_of_the_device() -> None:
+    data = torch.ones(2)
+    uploads._note(data)
+    before = sys.getrefcount(data)
+    assert device_loss.told(RuntimeError("CUDA error: an illegal memory access was encountered")) is not None
+    assert sys.getrefcount(data) == before + 1
+    assert device_loss.told(RuntimeError("another error")) is None

@@ -332,3 +332,13 @@ def test_the_folder_is_that_of_the_setting_or_the_users(monkeypatch: pytest.Monk
         assert cache_folder() == str(tmp_path / "mine")
     with settings.scope(cache_dir="off"):
         assert cache_folder() == ""
+
+
+def test_what_is_logged_keeps_no_error_alive(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A handler may keep records, and an error what the frames that it went through refer to."""
+    (tmp_path / "file").touch()
+    with caplog.at_level(logging.DEBUG):
+        assert not Store(str(tmp_path / "file"), BOUND).put(KEY, "any", b"compiled")
+        assert not Store(str(tmp_path / "file"), BOUND).may_have("s2.1")
+    assert caplog.records
+    assert not any(isinstance(part, BaseException) for record in caplog.records for part in record.args or ())

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 import torch_ltc
+from torch_ltc.backends import interpreter
 from torch_ltc.compile.program_cache import CachedProgram
 from torch_ltc.config import settings
 from torch_ltc.errors import LtcError, PoisonedTensorError
@@ -327,3 +330,29 @@ def test_samples_are_thinned() -> None:
     assert count.samples == sorted(count.samples)
     count.forget_samples()
     assert not count.samples
+
+
+def test_without_memory_tensors_in_cycles_are_freed_and_the_call_runs_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, attempts = interpreter.run_recorded_call, []
+
+    def short(call: Call, values: list[Any], arguments: Arguments) -> None:
+        if call.name.startswith("aten::exp"):
+            attempts.append(memory.current_bytes)
+            if len(attempts) == 1:
+                raise MemoryError("no room")
+        run(call, values, arguments)
+
+    class Cycle:
+        def __init__(self) -> None:
+            self.me, self.data = self, torch.ones(1000).to("ltc")
+
+    x = torch.zeros(3).to("ltc")
+    gc.disable()
+    try:
+        Cycle()
+        with settings.scope(backend="interpreter"), monkeypatch.context() as patched:
+            patched.setattr(interpreter, "run_recorded_call", short)
+            assert x.exp().tolist() == [1.0, 1.0, 1.0]
+    finally:
+        gc.enable()
+    assert attempts[1] <= attempts[0] - 4000

@@ -88,7 +88,10 @@ def load_artifacts(context: ArtifactContext, entry: CachedProgram) -> None:
     try:
         _load_all(context, entry)
     except Exception as error:
-        log.warning("nothing is loaded for program %s: %s: %s", entry.program.identity, type(error).__name__, error)
+        # Errors as text: a handler that keeps them would keep what their frames refer to.
+        log.warning(
+            "nothing is loaded for program %s: %s: %s", entry.program.identity, type(error).__name__, str(error)
+        )
 
 
 def _load_all(context: ArtifactContext, entry: CachedProgram) -> None:
@@ -113,7 +116,7 @@ def _load(context: ArtifactContext, entry: CachedProgram, path: str, data: bytes
             executable = load_executable(backend, program, data)
     except Exception as error:
         # Written by us, whole, and not loadable: nobody else will have more luck with it.
-        log.warning("%s cannot be loaded and is removed: %s: %s", path, type(error).__name__, error)
+        log.warning("%s cannot be loaded and is removed: %s: %s", path, type(error).__name__, str(error))
         context.store.drop(path)
         return []
     specializations.install_loaded(entry, backend, path, executable)
@@ -161,6 +164,8 @@ def save_artifact(
             key = context.key(request.program, request.specialization is None)
             context.store.put(key, variant_text(executable), data)
     except NotSerializableError as error:
-        log.debug("program %s is not kept on disk: %s", request.program.identity, error)
+        log.debug("program %s is not kept on disk: %s", request.program.identity, str(error))
     except Exception as error:
-        log.warning("program %s is not kept on disk: %s: %s", request.program.identity, type(error).__name__, error)
+        log.warning(
+            "program %s is not kept on disk: %s: %s", request.program.identity, type(error).__name__, str(error)
+        )

@@ -89,7 +89,7 @@ class Store:
             return False
         except OSError as error:
             self._readable = self._writable = False
-            log.warning("cannot read %s, nothing is loaded from it: %s", self.folder, error)
+            log.warning("cannot read %s, nothing is loaded from it: %s", self.folder, str(error))
             return False
         return brief in self._names
 
@@ -135,7 +135,7 @@ class Store:
             _remove(unfinished)
             # Once is enough, to try and to say so.
             self._writable = False
-            log.warning("cannot write to %s, nothing more is cached there: %s", self.folder, error)
+            log.warning("cannot write to %s, nothing more is cached there: %s", self.folder, str(error))
             return False
         except BaseException:
             _remove(unfinished)
@@ -165,7 +165,7 @@ class Store:
                         kind, finished = entry.name.partition("-")[0], entry.name.endswith(_SUFFIX)
                         found.append(Stored(entry.path, status.st_size, status.st_mtime, kind, finished))
         except OSError as error:
-            log.info("cannot look through %s: %s", self.folder, error)
+            log.info("cannot look through %s: %s", self.folder, str(error))
         return sorted(found, key=lambda file: (file.used_s, file.path))
 
     def _keep_bounded(self) -> None:
@@ -205,7 +205,7 @@ def _read(path: str, text: bytes) -> bytes | None:
         with open_own_file(path) as file:
             body = file.read()
     except PermissionError as error:
-        log.warning("%s is not read: %s", path, error)
+        log.warning("%s is not read: %s", path, str(error))
         return None
     except OSError:
         return None
@@ -229,4 +229,4 @@ def _remove(path: str) -> None:
     try:
         os.remove(path)
     except OSError as error:
-        log.debug("cannot remove %s: %s", path, error)
+        log.debug("cannot remove %s: %s", path, str(error))

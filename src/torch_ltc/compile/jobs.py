@@ -85,7 +85,11 @@ class CompileJob:
         except BaseException as error:
             # A backend may raise anything. Nobody else would hear of it on this thread.
             title = _title("compile", self.entry, self.backend)
-            failure = CompileError(f"{self.backend.name} ended its compilation of {title}: {error!r}")
+            first = next(iter(self.entry.program.calls), None)
+            failure = CompileError(
+                f"{self.backend.name} ended its compilation of {title}: {error!r}",
+                source=None if first is None else str(first.source),
+            )
             self.entry.status(self.backend).refuse(failure)
             deferred.add_error(failure)
 
@@ -175,7 +179,7 @@ class CompileJob:
         try:
             asked = dump_data((context.torch_state, context.threads, context.backend, self.request, context.strict))
         except NotSerializableError as error:
-            log.info("program %s is compiled in this process: %s", identity, error)
+            log.info("program %s is compiled in this process: %s", identity, str(error))
             return None
         place = destination(context, self.request)
         message = pickle.dumps((versions_text(), asked, place))

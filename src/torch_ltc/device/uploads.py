@@ -6,11 +6,14 @@ memory: its own, or a staging copy, after which the source is free again. What i
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import weakref
 from collections.abc import Callable
 
 import torch
 
+from torch_ltc.execute.device_loss import device_loss, device_lost
 from torch_ltc.execute.executor import executor
 from torch_ltc.lowering.out_of_memory import is_out_of_memory, make_room
 from torch_ltc.record.buffer import physical_device
@@ -29,6 +32,9 @@ def upload(source: torch.Tensor, copy: Copy, non_blocking: bool = False) -> torc
     try:
         return _upload(source, copy, non_blocking)
     except Exception as error:
+        lost = device_loss.told(error)
+        if lost is not None:
+            raise lost from error
         # On the worker: what gives memory back is used there.
         if not is_out_of_memory(error) or not executor.call(functools.partial(make_room, error)):
             raise
@@ -72,6 +78,28 @@ def _upload_beside(source: torch.Tensor, copy: Copy, device: torch.device, wait:
     programs.wait_event(copied)
     # Its memory belongs to the stream of the copy: not free before the programs that use it have run.
     data.record_stream(programs)
+    _note(data)
     if wait:
         copied.synchronize()
     return data
+
+
+# Memory that was uploaded and may be in use, by the identity of its tensor.
+_alive: dict[int, weakref.ref[torch.Tensor]] = {}
+
+
+def _note(data: torch.Tensor) -> None:
+    key = id(data)
+    _alive[key] = weakref.ref(data, lambda _: _alive.pop(key, None))
+
+
+def _keep_for_ever() -> None:
+    """Free no upload any more: to free memory that two streams use, PyTorch records an event, and on a device that is
+    lost that ends the process, at its end too."""
+    for reference in list(_alive.values()):
+        data = reference()
+        if data is not None:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(data))
+
+
+device_lost.add(_keep_for_ever)

@@ -34,6 +34,7 @@ import torch
 from torch_ltc.config import settings
 from torch_ltc.deferred import deferred
 from torch_ltc.errors import LtcError
+from torch_ltc.execute.device_loss import device_loss
 from torch_ltc.execute.kernel_warnings import has_kernel_warnings, keep_warnings, show_kernel_warnings
 from torch_ltc.execute.signals import signals_deferred
 from torch_ltc.native.library import extension
@@ -422,7 +423,13 @@ class Executor:
     def result_of(self, item: Future[Result]) -> Result:
         """Wait for the result of a queued item."""
         self.wait_for(item)
-        return item.result()
+        try:
+            return item.result()
+        except RuntimeError as error:
+            lost = device_loss.told(error)
+            if lost is None:
+                raise
+            raise lost from error
 
     def wait_for(self, item: Future[Any]) -> None:
         """Return when this queued item has run."""

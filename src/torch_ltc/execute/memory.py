@@ -4,6 +4,7 @@ physical device, and what an out-of-memory error adds.
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 import sys
@@ -18,7 +19,7 @@ import torch
 
 from torch_ltc.errors import LtcError, PoisonedTensorError
 from torch_ltc.formatting import size_text
-from torch_ltc.lowering.out_of_memory import is_out_of_memory
+from torch_ltc.lowering.out_of_memory import is_out_of_memory, memory_needed
 from torch_ltc.program.instruction import Call, Program
 from torch_ltc.record.buffer import Buffer, physical_device
 from torch_ltc.source import UNKNOWN, Source
@@ -199,6 +200,16 @@ def summary_text(
     lines += [f"physical device {physical_device()}:"]
     lines += [f"  {name.replace('_', ' ').replace('.', ', ')}: {size_text(size)}" for name, size in physical.items()]
     return "\n".join(lines) + "\n"
+
+
+def _collect_garbage() -> bool:
+    """Free tensors in cycles, as those that an error's frames refer to; True when there were some."""
+    before = memory.current_bytes
+    gc.collect()
+    return memory.current_bytes < before
+
+
+memory_needed.add(_collect_garbage)
 
 
 # ---- running out of it -----------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from torch_ltc.errors import BackendError, ExecutionError, LtcError
 from torch_ltc.events import ExecuteEvent, RefusalEvent, emit
 from torch_ltc.execute.capture import Capture, graphs_of
 from torch_ltc.execute.choice import Choice, choice_of, wait_for_device
+from torch_ltc.execute.device_loss import device_loss
 from torch_ltc.execute.memory import add_holdings, add_largest, memory
 from torch_ltc.hooks import Hook
 from torch_ltc.lowering.functional_computation import Memory
@@ -49,6 +50,7 @@ def execute_entry(
     """Run a program on these arguments with whatever is due: the reference computation, the compiled one, or graphs of
     either. `tell` gets the event that says so. `previous` are the outputs of its last execution, None
     where it must not be captured."""
+    device_loss.begin(entry.program)
     entry.runs += 1
     if entry.collective:
         before_collectives(entry)
@@ -93,6 +95,7 @@ def execute_settled(
     entry: CachedProgram, arguments: Arguments, policy: TierPolicy, executable: Executable | None
 ) -> Outcome:
     """Run a program on inputs that are all there, as `settled_run` said. Nobody is told."""
+    device_loss.begin(entry.program)
     entry.runs += 1
     if executable is not None:
         executables.touch(entry)
@@ -272,7 +275,9 @@ def _not_taken_back(entry: CachedProgram, policy: TierPolicy, error: Exception) 
 
 def all_lost(entry: CachedProgram, error: BaseException) -> Outcome:
     """The outcome of a program that ended with this error: nothing of it is there."""
-    lost = error if isinstance(error, LtcError) else not_run(entry, error)
+    lost = device_loss.told(error, entry.program)
+    if lost is None:
+        lost = error if isinstance(error, LtcError) else not_run(entry, error)
     add_largest(lost, entry.program)
     return Outcome([lost] * len(entry.program.outputs), [lost])
 

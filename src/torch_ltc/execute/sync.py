@@ -31,6 +31,7 @@ from torch_ltc.events import (
 )
 from torch_ltc.execute.buffer_passes import plain_data, renew, set_jobs, set_makers
 from torch_ltc.execute.capture import graphs_of
+from torch_ltc.execute.device_loss import device_loss
 from torch_ltc.execute.executor import Uses, executor
 from torch_ltc.execute.in_place import InPlace, in_place
 from torch_ltc.execute.memory import Maker, memory
@@ -289,6 +290,9 @@ def _run(
         outcome = execute_entry(entry, _arguments(entry, inputs, scalars, lines), policy, told.append, previous)
     except BaseException as error:  # a backend's SystemExit, too: nobody else would hear of it on this thread
         outcome = all_lost(entry, error)
+    if outcome.failures:
+        lost = device_loss.told(outcome.failures[0], entry.program)
+        outcome = outcome if lost is None else all_lost(entry, lost)
     if told:
         entry.took_s = told[-1].duration_s
     note_outcome(entry, outcome, inputs)
@@ -388,6 +392,11 @@ def read_buffer(buffer: Buffer, spec: Spec, use: Callable[[torch.Tensor], Result
     except LtcError as error:
         deferred.discard_error(error)
         raise
+    except RuntimeError as error:
+        lost = device_loss.told(error)
+        if lost is None:
+            raise
+        raise lost from error
     finally:
         executor.hand_over()
     executor.raise_deferred()

@@ -27,4 +27,8 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 
 def make_room(error: BaseException) -> bool:
     """After this error: true when it is worth trying again, because memory was given back."""
-    return is_out_of_memory(error) and any(give_back() for give_back in memory_needed)
+    if not is_out_of_memory(error):
+        return False
+    # All of them: there is one more attempt.
+    given = [give_back() for give_back in memory_needed]
+    return any(given)

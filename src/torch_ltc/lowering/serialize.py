@@ -136,7 +136,8 @@ def _snapshot(value: object) -> Any:
     plain = kind.__reduce_ex__ is object.__reduce_ex__ and kind.__reduce__ is object.__reduce__
     if not plain or kind in copyreg.dispatch_table or isinstance(value, (type, FunctionType, BuiltinFunctionType)):
         return NotImplemented
-    function, given, state, *rest = value.__reduce_ex__(_PROTOCOL)
+    reduced: Any = value.__reduce_ex__(_PROTOCOL)
+    function, given, state, *rest = reduced
     if isinstance(state, tuple):
         # Attributes beside slots.
         state = tuple([dict(part) if isinstance(part, dict) else part for part in state])

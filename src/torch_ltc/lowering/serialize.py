@@ -30,6 +30,8 @@ from torch_ltc.source import Source
 __all__ = ["NotSerializableError", "dump_data", "dump_executable", "load_data", "load_executable"]
 
 _PROTOCOL = 5
+# How often something that changes while it is written down is tried.
+_TRIES = 10
 
 
 class NotSerializableError(CompileError):
@@ -73,12 +75,18 @@ def load_executable(backend: Backend, program: Program, data: bytes) -> Executab
 
 
 def _dumped(pickler: Callable[[io.BytesIO], pickle.Pickler], value: object) -> bytes:
-    file = io.BytesIO()
-    try:
-        pickler(file).dump(value)
-    except (pickle.PicklingError, TypeError, AttributeError, ValueError) as error:
-        raise NotSerializableError(f"cannot be written down: {error}") from error
-    return file.getvalue()
+    for _ in range(_TRIES):
+        file = io.BytesIO()
+        try:
+            pickler(file).dump(value)
+        except RuntimeError as error:
+            # Whoever runs an executable meanwhile gives its objects attributes: their dictionaries change.
+            changed = error
+        except (pickle.PicklingError, TypeError, AttributeError, ValueError) as error:
+            raise NotSerializableError(f"cannot be written down: {error}") from error
+        else:
+            return file.getvalue()
+    raise NotSerializableError(f"cannot be written down: {changed}") from changed
 
 
 def _operator(name: str, overload: str) -> OpOverload:

@@ -4,7 +4,11 @@
 #   make test          run the tests, the slow ones left out, in two processes: WORKERS=2
 #   make test-python   run the semantics and the models without the extension in C++
 #   make test-asan     run what goes through the extension with AddressSanitizer and UBSan
+#   make fuzz          compare random programs with eager in every mode, for a while: SECONDS=600 JOBS=2; goes on
+#                      where the last run ended
+#   make soak          10,000 steps of several workloads, with memory and caches watched: STEPS=10000
 #   make test-slow     run the slow ones
+#   make faults        let each call across an interface fail once, and write the matrix of docs/reliability_faults.md
 #   make test-torch    run the tests with another PyTorch, in an environment of its own: TORCH=2.15.0
 #   make test-pytorch  run PyTorch's own tests on the device: SOURCE=<a PyTorch source tree>; hours
 #   make test-distributed  train on 2 and 4 processes, and let ranks fail
@@ -29,6 +33,9 @@ PIP := $(VENV)/bin/python -m pip --disable-pip-version-check --quiet
 RUN := $(VENV)/bin/python
 BACKEND ?= torchscript
 WORKERS ?= 2
+SECONDS ?= 600
+JOBS ?= 2
+STEPS ?= 10000
 CONSTRAINTS := requirements/constraints.txt
 # Each of the processes has one core; the tests start hundreds more, which need not compile the package anew each time.
 TEST_ENV := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
@@ -45,7 +52,7 @@ TORCH ?= 2.15.0
 ECOSYSTEM_VENV := .venv-ecosystem
 TORCH_VENV := .venv-torch-$(TORCH)$(if $(filter file,$(origin PYTHON)),,-$(notdir $(PYTHON)))
 
-.PHONY: demo test test-ecosystem release-check test-distributed test-python test-asan test-slow test-torch test-pytorch test-browser screenshots test-backends conformance check ops bench-trace bench bench-quick \
+.PHONY: demo test test-ecosystem release-check test-distributed test-python test-asan faults fuzz soak test-slow test-torch test-pytorch test-browser screenshots test-backends conformance check ops bench-trace bench bench-quick \
 	bench-gpu docs docs-examples clean
 .DELETE_ON_ERROR:
 
@@ -71,8 +78,20 @@ test-asan: $(VENV)/installed-test
 		ASAN_OPTIONS=detect_leaks=0:handle_segv=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
 		$(RUN) -m pytest $(or $(ARGS),$(ASAN_TESTS))
 
+# Counts are kept in build/fuzz/journal.json, failing programs in build/fuzz/failures.
+fuzz: $(VENV)/installed-test
+	$(BUILD)
+	$(TEST_ENV) $(RUN) -m tests.fuzz --seconds $(SECONDS) --jobs $(JOBS) $(ARGS)
+
+soak: $(VENV)/installed-test
+	$(BUILD)
+	$(TEST_ENV) $(RUN) -m tests.fuzz.soak --steps $(STEPS) $(ARGS)
+
 test-slow: $(VENV)/installed-test
 	$(RUN) -m pytest -m "slow and not compilers and not browser" --durations=10 $(ARGS)
+
+faults: $(VENV)/installed-test
+	$(TEST_ENV) $(RUN) -m tests.faults.run --docs docs/reliability_faults.md $(ARGS)
 
 test-torch: $(TORCH_VENV)/installed-test
 	$(TEST_ENV) $(TORCH_VENV)/bin/python -m pytest -n $(WORKERS) --dist worksteal \

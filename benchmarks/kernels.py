@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from benchmarks.graphs import SIZES, SYSTEMS, TIMEOUT_S, WARM, build, prepare
+from benchmarks.timeline import GPU_TYPES
 
 PROFILED = 10
 # Kinds of kernels by parts of their names, the first that fits.
@@ -50,7 +51,7 @@ def profile(system: str, size: str, top: int) -> None:
         torch.cuda.synchronize()
     kernels: dict[str, list[float]] = defaultdict(list)
     for event in profiler.events():
-        if event.device_type == torch.autograd.DeviceType.CUDA:
+        if event.device_type in GPU_TYPES:
             kernels[event.name].append(float(event.device_time) / 1e3)
     print(table(system, kernels, top), flush=True)
 

@@ -43,6 +43,8 @@ class _NoLaunch:
 class NoLaunches:
     """Captures graphs that launch nothing when they are replayed."""
 
+    lost_states = 0
+
     def pool(self) -> None:
         """Memory is the allocator's."""
 

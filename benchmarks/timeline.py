@@ -25,6 +25,8 @@ from benchmarks.systems import SYSTEMS, open_system
 from benchmarks.table import columns
 from benchmarks.worker import Worker
 
+# Where a device of PyTorch's users is registered, the profiler gives what runs on a GPU its type.
+GPU_TYPES = (torch.autograd.DeviceType.CUDA, torch.autograd.DeviceType.PrivateUse1)
 READ_EVERY = 10
 WARM_LIMIT_S = 200.0
 TIMEOUT_S = 400.0
@@ -32,7 +34,7 @@ TIMEOUT_S = 400.0
 
 def kernel_intervals(profile: Any) -> list[tuple[float, float]]:
     """Begin and end in seconds of all that ran on the GPU: kernels and copies."""
-    found = [event.time_range for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+    found = [event.time_range for event in profile.events() if event.device_type in GPU_TYPES]
     return [(each.start / 1e6, each.end / 1e6) for each in found]
 
 

@@ -77,7 +77,7 @@ class AsyncClosureHandler(ClosureHandler):
         self._changed = threading.Condition()
         self._queue: deque[Closure] = deque()
         self._running = False
-        self._raised: list[Exception] = []
+        self._raised: list[BaseException] = []
         self._thread: threading.Thread | None = None
         _handlers.add(self)
 
@@ -96,8 +96,9 @@ class AsyncClosureHandler(ClosureHandler):
                 # A closure that submits closures would wait for itself, so on our own thread the bound does not hold.
                 while not self._on_own_thread() and len(self._queue) >= self._bound():
                     self._changed.wait()
-                self._queue.append(closure)
+                # First: where no thread can be started, nobody waits for what is queued.
                 self._start_thread()
+                self._queue.append(closure)
                 self._changed.notify_all()
 
     def wait(self, timeout_s: float | None = None) -> None:
@@ -133,15 +134,16 @@ class AsyncClosureHandler(ClosureHandler):
     def _start_thread(self) -> None:
         # After a fork the child finds a thread that is not alive, and starts its own.
         if self._thread is None or not self._thread.is_alive():
-            self._thread = threading.Thread(target=self._loop, name="torch_ltc-closures", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._loop, name="torch_ltc-closures", daemon=True)
+            thread.start()
+            self._thread = thread
 
     def _loop(self) -> None:
         while (closure := self._take()) is not None:
-            error: Exception | None = None
+            error: BaseException | None = None
             try:
                 closure()
-            except Exception as caught:
+            except BaseException as caught:  # `sys.exit()`, too: it would end this thread, and others wait for it
                 error = caught
             # Dropped before the next wait: an idle thread must not keep the tensors of the last closure alive.
             del closure
@@ -256,7 +258,7 @@ def wait_step_closures(timeout_s: float | None = None) -> None:
     get_device_context().async_closure_handler.wait(timeout_s)
 
 
-def _list_errors(what: str, raised: Sequence[Exception]) -> str:
+def _list_errors(what: str, raised: Sequence[BaseException]) -> str:
     return "\n".join([what, *("  " + traceback.format_exception_only(error)[-1].strip() for error in raised)])
 
 

@@ -493,12 +493,17 @@ def cache_folder() -> str:
         return ""
     if settings.cache_dir:
         return os.path.abspath(os.path.expanduser(settings.cache_dir))
+    return user_folder()
+
+
+def user_folder() -> str:
+    """The folder of this user for the package, whatever `cache_dir` says."""
     return _user_folder(os.environ.get("XDG_CACHE_HOME"), os.environ.get("HOME"))
 
 
 def native_folder() -> str:
     """The folder that `ltc build` compiles the extension into, whatever `cache_dir` says of compiled programs."""
-    return os.path.join(_user_folder(os.environ.get("XDG_CACHE_HOME"), os.environ.get("HOME")), "native")
+    return os.path.join(user_folder(), "native")
 
 
 @lru_cache(maxsize=16)

@@ -15,13 +15,12 @@ from torch.distributed._functional_collectives import all_reduce
 from torch.nn.parallel import DistributedDataParallel
 
 import torch_ltc
-from tests.support.graphs import StandInGraphs
+from tests.support.graphs import StandInGraphs, graphs_on_the_cpu
 from torch_ltc import events
 from torch_ltc.config import settings
 from torch_ltc.debug.history import history
 from torch_ltc.distributed.operators import _on_host
 from torch_ltc.errors import GroupError
-from torch_ltc.execute import capture
 
 
 @pytest.fixture
@@ -122,15 +121,10 @@ def test_inductor_runs_collectives_between_its_parts_in_order(group: None) -> No
 
 
 @pytest.fixture
-def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandInGraphs]:
+def graphs() -> Iterator[StandInGraphs]:
     """The CPU has graphs."""
-    made = StandInGraphs()
-    monkeypatch.setitem(capture._by_device, "cpu", made)
-    torch_ltc.ir_cache.reset()
-    history.clear()
-    yield made
-    torch_ltc.sync(wait=True)
-    torch_ltc.ir_cache.reset()
+    with graphs_on_the_cpu() as made:
+        yield made
 
 
 def _train(device: str, steps: int = 14, **options: Any) -> dict[str, torch.Tensor]:

@@ -44,8 +44,9 @@ DATA_ERRORS = frozenset(
     f"aten::{name}"
     for name in (
         "_embedding_bag", "_embedding_bag_forward_only", "_linalg_check_errors", "embedding", "index.Tensor",
-        "index_put_", "linalg_inv_ex", "masked_fill.Tensor", "masked_fill_.Tensor", "masked_scatter", "masked_scatter_",
-        "normal.Tensor_Tensor", "normal.float_Tensor", "scatter_.value", "segment_reduce",
+        "index_put_", "linalg_cholesky_ex", "linalg_eig", "linalg_inv_ex", "masked_fill.Tensor", "masked_fill_.Tensor",
+        "masked_scatter", "masked_scatter_", "normal.Tensor_Tensor", "normal.float_Tensor", "scatter_.value",
+        "segment_reduce",
     )
 )  # fmt: skip
 """Operators whose errors may depend on the values of their arguments: only these may raise them at the sync."""

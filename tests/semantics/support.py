@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
@@ -179,6 +180,18 @@ def run_threads(count: int, work: Callable[[int], None]) -> None:
         raise errors[0]
 
 
+@contextmanager
+def threads_of_runs() -> Iterator[list[int]]:
+    """The threads that programs of the block ran on."""
+    found: list[int] = []
+    stop = events.subscribe(lambda event: found.append(threading.get_ident()), events.ExecuteEvent)
+    try:
+        yield found
+    finally:
+        torch_ltc.wait_device_ops()
+        stop()
+
+
 def run_script(source: str, timeout_s: float = 5 * LONG_S, options: Sequence[str] = ()) -> str:
     """What a script prints, run in a process of its own; fails when the process does, also by a signal."""
     command = [sys.executable, *options, "-c", textwrap.dedent(source)]
@@ -198,3 +211,16 @@ def train_in_process(index: int, model: torch.nn.Module, x: torch.Tensor, path: 
     loss.backward()
     gradients = [parameter.grad.cpu() for parameter in model.parameters() if parameter.grad is not None]
     torch.save([index, str(x.device), loss.item(), gradients], path)
+
+
+modes_of_the_thread = pytest.mark.parametrize(
+    "mode",
+    [
+        lambda: torch.device("ltc"),
+        lambda: torch.autocast("cpu", torch.bfloat16),
+        torch.inference_mode,
+        torch.no_grad,
+    ],
+    ids=["default device", "autocast", "inference", "no_grad"],
+)
+"""With the modes that a thread may be in when a program runs on it."""

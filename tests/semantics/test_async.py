@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +15,7 @@ from torch import nn
 import torch_ltc
 from tests.semantics.support import LONG_S, assert_same, counted, gated, lazy, observe, probe
 from torch_ltc.config import settings
+from torch_ltc.execute.executor import executor
 
 pytestmark = pytest.mark.usefixtures("no_fallback")
 
@@ -241,3 +245,44 @@ def test_mark_step_signature_is_the_originals() -> None:
     torch_ltc.sync_multi([x])
     torch_ltc.wait_device_ops(devices=[])
     assert x.item() == 2.0
+
+
+@pytest.mark.parametrize("place", ["append", "put"])
+def test_an_interrupt_while_a_program_is_queued_comes_when_it_is(monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    x = lazy(torch.zeros(2))
+    x.add_(1)
+    torch_ltc.sync(wait=True)
+
+    class Interrupting:
+        """A queue in whose use a signal comes."""
+
+        def __init__(self, queue: Any) -> None:
+            self._queue = queue
+
+        def __getattr__(self, name: str) -> Any:
+            if name == place:
+                signal.raise_signal(signal.SIGALRM)
+            return getattr(self._queue, name)
+
+        def __len__(self) -> int:
+            return len(self._queue)
+
+        def __iter__(self) -> Iterator[Any]:
+            return iter(self._queue)
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    worker = executor.cpu_worker
+    attribute = "items" if place == "append" else "ready"
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        x.add_(1)
+        with monkeypatch.context() as patch:
+            patch.setattr(worker, attribute, Interrupting(getattr(worker, attribute)))
+            with pytest.raises(KeyboardInterrupt):
+                torch_ltc.sync()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert x.tolist() == [2.0, 2.0]
+    assert executor.is_idle()

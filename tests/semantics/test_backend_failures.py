@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from tests.support.backends import (
     steps,
 )
 from torch_ltc import events
+from torch_ltc.backends.torchscript import ScriptComputation
 from torch_ltc.config import settings
 from torch_ltc.errors import (
     BackendError,
@@ -32,7 +34,8 @@ from torch_ltc.errors import (
     ExecutionError,
     LtcError,
 )
-from torch_ltc.lowering.interface import Form
+from torch_ltc.lowering.interface import Arguments, Form, Outcome
+from torch_ltc.lowering.out_of_memory import memory_needed
 from torch_ltc.program.instruction import Program
 
 pytestmark = [pytest.mark.blocking_tiers, pytest.mark.usefixtures("same_backend_afterwards")]
@@ -328,3 +331,111 @@ def test_a_number_that_never_settles_goes_to_the_interpreter_with_one_warning() 
             assert F.leaky_relu(x, slope).tolist() == [-slope, 2.0]
     assert len(caught) == 1
     assert 2 <= len(backend.programs) <= 5
+
+
+# ---- compilations that end in an unusual way, and failures that no call explains
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("tiers", ["blocking", "background"])
+def test_nobody_waits_for_a_compilation_that_was_interrupted(error: type[BaseException], tiers: Any) -> None:
+    class Interrupted(RecordedBackend):
+        name = "interrupted"
+
+        def compile(self, program: Program) -> Any:
+            if not self.programs:
+                self.programs.append(program)
+                raise error
+            return super().compile(program)
+
+    x = torch.ones(3).to("ltc")
+    with registered(Interrupted()), settings.scope(backend="interrupted", tiers=tiers, hot_after=2):
+        raised: list[str] = []
+        for _ in range(4):
+            try:
+                made = x * 2 + 1
+                torch_ltc.sync(wait=True)
+                torch_ltc.wait_for_compiles()
+                assert made.tolist() == [3.0, 3.0, 3.0]
+            except LtcError as found:
+                raised.append(str(found))
+        (message,) = raised
+        assert error.__name__ in message
+        assert tiers == "background" or f"recorded at {__file__}:" in message
+
+
+def test_a_version_that_cannot_be_told_leaves_the_disk_cache_alone(tmp_path: Path) -> None:
+    class Nameless(RecordedBackend):
+        name = "nameless"
+
+        def version(self) -> str:
+            raise OSError("no version")
+
+    x = torch.ones(3).to("ltc")
+    (tmp_path / "p").mkdir()
+    with (
+        registered(Nameless()),
+        settings.scope(backend="nameless", hot_after=2, cache_dir=str(tmp_path)),
+        seen_events() as seen,
+    ):
+        for name in ("s2.1-0", "p2.1-0"):
+            (tmp_path / name).touch()
+        for _ in range(4):
+            assert (x * 2).tolist() == [2.0, 2.0, 2.0]
+            torch_ltc.wait_for_compiles()
+    assert any(isinstance(event, events.CompileEvent) for event in seen)
+
+
+def test_a_failure_that_no_call_explains_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program has written in place by then: what it wrote must not be written again."""
+    run, fails = ScriptComputation.run, [False]
+
+    def late(self: ScriptComputation, arguments: Arguments) -> Outcome:
+        outcome = run(self, arguments)
+        if fails[0]:
+            raise RuntimeError("out of the blue")
+        return outcome
+
+    monkeypatch.setattr(ScriptComputation, "run", late)
+    x = torch.zeros(3).to("ltc")
+    with settings.scope(backend="torchscript", hot_after=2):
+        for _ in range(4):
+            x.add_(1)
+            torch_ltc.sync(wait=True)
+        fails[0] = True
+        x.add_(1)
+        with pytest.raises(ExecutionError, match="out of the blue") as caught:
+            torch_ltc.sync(wait=True)
+        fails[0] = False
+        assert f"recorded at {__file__}:" in str(caught.value)
+        assert x.tolist() == [5.0, 5.0, 5.0]
+        x.add_(1)
+        assert x.tolist() == [6.0, 6.0, 6.0]
+
+
+@pytest.mark.parametrize("proven", [False, True], ids=["first run", "later run"])
+def test_a_functional_program_without_memory_runs_again_when_some_was_given_back(proven: bool) -> None:
+    def short(program: Program, attempt: int, given: Sequence[Any]) -> Any:
+        if attempt == (3 if proven else 1):
+            raise MemoryError("no room")
+        return run_functional(program, given)
+
+    given_back: list[int] = []
+
+    def give_back() -> bool:
+        given_back.append(1)
+        return True
+
+    backend = Misbehaving("short", Form.FUNCTIONAL, short)
+    backend.keeps_inputs = True
+    remove = memory_needed.add(give_back)
+    ours, theirs = State("ltc"), State("cpu")
+    try:
+        with registered(backend), torch_ltc.use_backend("short"):
+            for _ in range(5):
+                ours.step()
+                theirs.step()
+                assert ours.values() == theirs.values()
+    finally:
+        remove()
+    assert given_back == [1]

@@ -16,6 +16,7 @@ import torch_ltc
 from tests.semantics.support import assert_same, counted, lazy, observe, probe
 from torch_ltc.config import settings
 from torch_ltc.errors import ExecutionError, LtcError, PoisonedTensorError
+from torch_ltc.execute.executor import executor
 
 pytestmark = pytest.mark.usefixtures("no_fallback")
 
@@ -453,3 +454,26 @@ def test_late_error_is_of_the_class_that_eager_raises(call: Callable[[str], torc
     assert isinstance(caught.value, ExecutionError)
     assert type(wanted.value) in type(caught.value).__mro__
     assert type(pickle.loads(pickle.dumps(caught.value))) is type(caught.value)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), KeyboardInterrupt()], ids=repr)
+def test_results_of_a_program_that_could_not_be_queued_say_so(
+    error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They would be memory that nobody has written to."""
+
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise error
+
+    parameter = torch.ones(3).to("ltc")
+    other = torch.full((3,), 2.0).to("ltc")
+    made = parameter * 3
+    parameter.add_(1)
+    with monkeypatch.context() as patched:
+        patched.setattr(executor, "submit", refuse)
+        with pytest.raises(type(error)):
+            torch_ltc.sync()
+    with pytest.raises(LtcError, match=f"recorded at {__file__}:"):
+        made.tolist()
+    assert parameter.tolist() == [1.0, 1.0, 1.0]
+    assert (other * parameter).tolist() == [2.0, 2.0, 2.0]

@@ -285,3 +285,27 @@ def test_metrics_report_names_fallbacks() -> None:
     lazy(torch.ones(3)).nonzero()
     assert "Counter: aten::nonzero\n  Value: 2" in metrics.metrics_report()
     torch_ltc.sync(wait=True)
+
+
+MIXED: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "lstsq": lambda x, y: torch.linalg.lstsq(x, y),
+    "masked_select": lambda x, y: x.masked_select(y > 1),
+    "equal": torch.equal,
+    "bincount": lambda x, y: x.flatten().long().bincount(y.flatten()),
+    "no meta kernel": lambda x, y: torch.ops.torch_ltc_tests.no_meta_of_two(x, y),
+}
+
+
+@torch.library.custom_op("torch_ltc_tests::no_meta_of_two", mutates_args=(), device_types="cpu")
+def no_meta_of_two(left: Tensor, right: Tensor) -> Tensor:
+    """Adds; has no fake kernel, so that it cannot be recorded."""
+    return left + right
+
+
+@pytest.mark.parametrize("name", MIXED)
+@pytest.mark.parametrize("first", [True, False], ids=["first", "second"])
+def test_tensors_of_two_devices_are_refused_as_in_calls_that_are_recorded(name: str, first: bool) -> None:
+    x, y = torch.eye(2) * 2, torch.eye(2) + 1
+    with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
+        MIXED[name](lazy(x) if first else x, y if first else lazy(y))
+    MIXED[name](lazy(x), lazy(y))

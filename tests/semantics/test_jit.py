@@ -606,6 +606,51 @@ def test_a_hook_that_is_added_is_seen() -> None:
         assert function(x).item() == expected
 
 
+@pytest.mark.parametrize("method", ["register_hook", "register_post_accumulate_grad_hook"])
+def test_a_hook_of_a_parameter_that_is_added_or_removed_or_changes_is_seen(method: str) -> None:
+    factor = 10.0
+
+    def gradients(device: str) -> list[list[float]]:
+        nonlocal factor
+        factor = 10.0
+        weight = torch.ones(2, device=device, requires_grad=True)
+
+        def hook(given: torch.Tensor) -> torch.Tensor | None:
+            if method == "register_hook":
+                return given * factor
+            given.grad.mul_(factor)  # type: ignore[union-attr]
+            return None
+
+        def step(x: torch.Tensor) -> None:
+            weight.grad = None
+            (weight * x).sum().backward()
+
+        run = torch_ltc.jit(step) if device == "ltc" else step
+        x = torch.ones(2).to(device)
+        found = []
+
+        def run_some() -> None:
+            for _ in range(4):
+                run(x)
+                assert weight.grad is not None
+                found.append(weight.grad.tolist())
+
+        run_some()
+        handle = getattr(weight, method)(hook)
+        run_some()
+        factor = 3.0
+        run_some()
+        other = getattr(weight, method)(hook)
+        run_some()
+        handle.remove()
+        run_some()
+        other.remove()
+        run_some()
+        return found
+
+    assert gradients("ltc") == gradients("cpu")
+
+
 # ---- attributes of objects ------------------------------------------------------------------------------------------
 
 

@@ -26,6 +26,7 @@ from torch_ltc.native.library import find
 from torch_ltc.native.recording import native
 from torch_ltc.record.buffer import buffer_of
 from torch_ltc.record.recorder import recorder
+from torch_ltc.shapes import inference
 
 ROOT = Path(__file__).resolve().parents[2]
 recorded_natively = pytest.mark.skipif(native is None, reason="the extension is not built, or LTC_NATIVE=0")
@@ -370,11 +371,21 @@ def test_buffers_and_storages_do_not_pile_up() -> None:
 
 
 @recorded_natively
-def test_numbers_among_the_results_of_a_known_call_are_returned() -> None:
+def test_numbers_among_the_results_of_a_known_call_are_returned(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.ones(2, 2, 8, 16).to("ltc")
 
+    class OnCuda:
+        """The settings, by which shapes are inferred as for CUDA."""
+
+        device_type = "cuda"
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(settings, name)
+
+    monkeypatch.setattr(inference, "settings", OnCuda())
+
     def step() -> Any:
-        # It has kernels for CUDA only: here it can be recorded, and fails when it runs.
+        # It has kernels for CUDA only: so it can be recorded, and fails when it runs.
         return torch.ops.aten._scaled_dot_product_flash_attention(x + x, x, x)
 
     for _ in range(4):
@@ -431,12 +442,19 @@ class TooLate(Exception):
 
 
 def _after(delay_s: float, raised: type[BaseException], work: Callable[[], object]) -> None:
-    """Repeat `work`, and have this raised in the middle of it."""
+    """Repeat `work`, and have this raised in the middle of it; once more where Python cannot raise, in a finalizer."""
 
     def ring(*_: object) -> None:
         raise raised
 
-    before = signal.signal(signal.SIGALRM, ring)
+    def ignored(unraisable: Any) -> None:
+        if isinstance(unraisable.exc_value, raised):
+            signal.setitimer(signal.ITIMER_REAL, delay_s)
+        else:
+            hook(unraisable)
+
+    before, hook = signal.signal(signal.SIGALRM, ring), sys.unraisablehook
+    sys.unraisablehook = ignored
     try:
         signal.setitimer(signal.ITIMER_REAL, delay_s)
         deadline = time.monotonic() + 10
@@ -445,6 +463,7 @@ def _after(delay_s: float, raised: type[BaseException], work: Callable[[], objec
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+        sys.unraisablehook = hook
 
 
 @recorded_natively

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import torch_ltc
-from tests.semantics.support import assert_like_eager, assert_same, observe
+from tests.semantics.support import assert_like_eager, assert_same, observe, run_script
 
 pytestmark = pytest.mark.usefixtures("any_fingerprints")
 
@@ -312,3 +312,27 @@ def test_limits_of_random_fills_are_checked_at_the_call(name: str) -> None:
     with pytest.raises(type(expected.value)) as actual:
         LIMITS[name]("ltc")
     assert str(actual.value) == str(expected.value)
+
+
+def test_the_first_draws_of_a_process_have_the_seed_before_them_when_another_follows_at_once() -> None:
+    # Nothing has run yet when the second seed comes: the draws are queued only.
+    printed = run_script(
+        """
+        import torch
+        import torch_ltc
+
+        torch.manual_seed(1)
+        x = torch.ones(300, 300, device="ltc")
+        for _ in range(20):
+            x = x @ x * 0.001
+        torch_ltc.sync()
+        first = torch.randn(3, device="ltc")
+        torch.manual_seed(2)
+        second = torch.randn(3, device="ltc")
+        torch.manual_seed(1)
+        print(torch.equal(first.cpu(), torch.randn(3)))
+        torch.manual_seed(2)
+        print(torch.equal(second.cpu(), torch.randn(3)))
+        """
+    )
+    assert printed.split() == ["True", "True"]

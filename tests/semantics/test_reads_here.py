@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -13,23 +12,11 @@ import torch
 from torch import Tensor
 
 import torch_ltc
-from tests.semantics.support import LONG_S, lazy
+from tests.semantics.support import LONG_S, lazy, modes_of_the_thread, run_threads, threads_of_runs
 from torch_ltc import events
 from torch_ltc.config import settings
 from torch_ltc.execute.executor import executor
 from torch_ltc.record.recorder import recorder
-
-
-@contextmanager
-def threads_of_runs() -> Iterator[list[int]]:
-    """The threads that programs of the block ran on."""
-    found: list[int] = []
-    stop = events.subscribe(lambda event: found.append(threading.get_ident()), events.ExecuteEvent)
-    try:
-        yield found
-    finally:
-        torch_ltc.wait_device_ops()
-        stop()
 
 
 @pytest.fixture(autouse=True)
@@ -172,16 +159,7 @@ def test_a_listener_may_sync_while_the_queue_is_full_of_what_the_thread_reads() 
     assert made[0].tolist() == [5.0, 5.0]
 
 
-@pytest.mark.parametrize(
-    "mode",
-    [
-        lambda: torch.device("ltc"),
-        lambda: torch.autocast("cpu", torch.bfloat16),
-        torch.inference_mode,
-        torch.no_grad,
-    ],
-    ids=["default device", "autocast", "inference", "no_grad"],
-)
+@modes_of_the_thread
 def test_modes_of_the_thread_do_not_change_what_runs(mode: Callable[[], Any]) -> None:
     weight, x = torch.randn(4, 4), torch.randn(3, 4)
     on_device, given = weight.to("ltc"), x.to("ltc")
@@ -204,12 +182,7 @@ def test_threads_that_read_at_once_get_their_own_results_in_order() -> None:
                 wrong.append((number, turn))
             state.add_(1)
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(LONG_S)
-    assert not any(thread.is_alive() for thread in threads)
+    run_threads(4, work)
     assert not wrong
     assert state.item() == 240
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -12,24 +11,12 @@ import torch
 from torch import Tensor
 
 import torch_ltc
-from tests.semantics.support import LONG_S
+from tests.semantics.support import LONG_S, modes_of_the_thread, run_threads, threads_of_runs
 from torch_ltc import events
 from torch_ltc.config import settings
 from torch_ltc.errors import LtcError
 from torch_ltc.execute import in_place
 from torch_ltc.execute.executor import executor
-
-
-@contextmanager
-def threads_of_runs() -> Iterator[list[int]]:
-    """The threads that programs of the block ran on."""
-    found: list[int] = []
-    stop = events.subscribe(lambda event: found.append(threading.get_ident()), events.ExecuteEvent)
-    try:
-        yield found
-    finally:
-        torch_ltc.wait_device_ops()
-        stop()
 
 
 def warm(step: Callable[..., Any], *args: Any) -> None:
@@ -79,16 +66,7 @@ def test_a_program_waits_for_what_is_queued_before_it() -> None:
     assert result.tolist() == [2.0] * 4
 
 
-@pytest.mark.parametrize(
-    "mode",
-    [
-        lambda: torch.device("ltc"),
-        lambda: torch.autocast("cpu", torch.bfloat16),
-        torch.inference_mode,
-        torch.no_grad,
-    ],
-    ids=["default device", "autocast", "inference", "no_grad"],
-)
+@modes_of_the_thread
 def test_modes_of_the_thread_do_not_change_what_runs(mode: Callable[[], Any]) -> None:
     weight = torch.randn(4, 4)
     on_device = weight.to("ltc")
@@ -150,13 +128,8 @@ def test_threads_that_replay_at_once_get_their_own_results() -> None:
             if result != [float(number)] * 3:
                 wrong.append((number, result))
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(LONG_S)
+    run_threads(4, work)
     assert not wrong
-    assert not any(thread.is_alive() for thread in threads)
 
 
 def test_a_thread_that_reads_runs_short_programs_itself() -> None:

@@ -6,24 +6,17 @@ from collections.abc import Iterator
 
 import pytest
 
-import torch_ltc
 from benchmarks.replays import train
-from tests.support.graphs import StandInGraphs
+from tests.support.graphs import StandInGraphs, graphs_on_the_cpu
 from torch_ltc import metrics
 from torch_ltc.config import settings
-from torch_ltc.execute import capture
 
 
 @pytest.fixture(autouse=True)
-def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandInGraphs]:
+def graphs() -> Iterator[StandInGraphs]:
     """The CPU has graphs."""
-    made = StandInGraphs()
-    monkeypatch.setitem(capture._by_device, "cpu", made)
-    torch_ltc.ir_cache.reset()
-    with settings.scope(backend="interpreter"):
+    with settings.scope(backend="interpreter"), graphs_on_the_cpu() as made:
         yield made
-        torch_ltc.sync(wait=True)
-    torch_ltc.ir_cache.reset()
 
 
 @pytest.mark.parametrize("replays", [120, pytest.param(10_000, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])])

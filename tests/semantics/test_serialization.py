@@ -106,6 +106,30 @@ def test_layouts_empty_tensors_and_conjugates_are_saved() -> None:
     assert_same([round_trip(expanded), copy.deepcopy(expanded)], [torch.ones(1).expand(3)] * 2)
 
 
+PENDING = {
+    "no dimensions": lambda device: torch.full((), 1.5, device=device) * 2,
+    "transposed": lambda device: (torch.arange(6.0, device=device).view(2, 3) + 1).t() * 2,
+    "every other": lambda device: torch.zeros(2, 3, device=device).as_strided((2,), (2,)).add_(1),
+    "bytes": lambda device: torch.arange(7, dtype=torch.uint8, device=device) + 1,
+}
+
+
+@pytest.mark.parametrize("name", PENDING)
+def test_a_pending_tensor_is_copied_with_its_storage(name: str) -> None:
+    # The copy goes through the bytes of the storage, whatever the layout of the value that is not computed yet.
+    for _ in range(2):
+        assert_same(copy.deepcopy(PENDING[name]("ltc")), copy.deepcopy(PENDING[name]("cpu")))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.float64])
+def test_a_pending_storage_is_seen_with_elements_of_another_size(dtype: torch.dtype) -> None:
+    def seen(device: str) -> Tensor:
+        value = torch.arange(12.0, device=device).view(3, 4).t() * 3
+        return torch.empty(0, dtype=dtype, device=device).set_(value.untyped_storage())  # type: ignore[call-overload, no-any-return]
+
+    assert_same(seen("ltc"), seen("cpu"))
+
+
 def test_parameters_modules_and_optimizers_are_saved() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)).to("ltc")

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import torch_ltc
-from tests.semantics.support import LONG_S
+from tests.semantics.support import LONG_S, run_threads
 from tests.support.backends import FunctionalBackend, registered
 from torch_ltc import events, metrics
 from torch_ltc.config import settings
@@ -269,13 +269,8 @@ def test_threads_get_their_own_results() -> None:
             if result != [number + 1.0] * 3:
                 wrong.append((number, result))
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(LONG_S)
+    run_threads(4, work)
     assert not wrong
-    assert not any(thread.is_alive() for thread in threads)
 
 
 def test_nothing_is_kept_alive() -> None:

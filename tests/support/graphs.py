@@ -4,13 +4,18 @@ and replays them into the memory that the launch made."""
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
+import torch_ltc
+from torch_ltc.debug.history import history
+from torch_ltc.execute import capture
 from torch_ltc.program.instruction import written_positions
 
 
@@ -52,6 +57,15 @@ class StandInGraph:
         self._calls = calls
         self.pool = pool
 
+    def keep_state(self) -> None:
+        """Draw from a generator of one's own from now on."""
+        own: dict[torch.Generator, torch.Generator] = {}
+
+        def kept(value: Any) -> Any:
+            return own.setdefault(value, value.clone_state()) if isinstance(value, torch.Generator) else value
+
+        self._calls = [(func, *tree_map(kept, (args, kwargs)), made) for func, args, kwargs, made in self._calls]
+
     def replay(self) -> None:
         """Run them again, in the same memory."""
         for func, args, kwargs, made in self._calls:
@@ -62,7 +76,8 @@ class StandInGraph:
 
 class StandInGraphs:
     """Captures on the CPU. Operators named in `refused` cannot be captured. Each graph holds `graph_bytes`, and
-    capturing raises when all that are alive would hold more than `room_bytes`."""
+    capturing raises when all that are alive would hold more than `room_bytes`. A capture that fails leaves the graphs
+    that are there with the old state of the generators, as CUDA's do."""
 
     def __init__(self, refused: frozenset[str] = frozenset()) -> None:
         self.refused = refused
@@ -70,6 +85,7 @@ class StandInGraphs:
         self.captures = 0
         self.graph_bytes = 1000
         self.room_bytes = 1 << 40
+        self.lost_states = 0
         self._alive: weakref.WeakSet[StandInGraph] = weakref.WeakSet()
         self._pools = 0
 
@@ -99,6 +115,11 @@ class StandInGraphs:
         try:
             with taking:
                 launch()
+        except Exception:
+            self.lost_states += 1
+            for graph in self._alive:
+                graph.keep_state()
+            raise
         finally:
             taking.undo()
             if generator is not None and state is not None:
@@ -107,3 +128,15 @@ class StandInGraphs:
         self._alive.add(graph)
         self.captures += 1
         return graph
+
+
+@contextmanager
+def graphs_on_the_cpu() -> Iterator[StandInGraphs]:
+    """The CPU has graphs in this block, and no program is known before or after it."""
+    made = StandInGraphs()
+    with mock.patch.dict(capture._by_device, {"cpu": made}):
+        torch_ltc.ir_cache.reset()
+        history.clear()
+        yield made
+        torch_ltc.sync(wait=True)
+        torch_ltc.ir_cache.reset()

@@ -13,11 +13,20 @@ import time
 import pytest
 import torch
 
+from tests.support.backends import record
 from torch_ltc.compile.background import Background
 from torch_ltc.compile.compiler_client import CompilerClient, CompilerDied
 from torch_ltc.compile.compiler_process import answer, read_message, write_message
 from torch_ltc.lowering.gil import CompileCancelled, cooperative, yield_gil
-from torch_ltc.lowering.serialize import NotSerializableError, dump_data, load_data
+from torch_ltc.lowering.lower import Executable, lower
+from torch_ltc.lowering.registry import registry
+from torch_ltc.lowering.serialize import (
+    NotSerializableError,
+    dump_data,
+    dump_executable,
+    load_data,
+    load_executable,
+)
 from torch_ltc.program.instruction import Call
 from torch_ltc.program.spec import make_spec
 from torch_ltc.source import UNKNOWN
@@ -120,6 +129,20 @@ def test_a_switch_interval_that_the_user_sets_meanwhile_stays() -> None:
         sys.setswitchinterval(before)
 
 
+def test_nobody_waits_for_work_that_has_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    background, done = Background(), threading.Event()
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", fail)
+        with pytest.raises(RuntimeError, match="new thread"):
+            background.submit("lane", "work", done.set)
+    assert background.wait(LONG_S)
+    background.submit("lane", "work", done.set)
+    assert done.wait(LONG_S)
+
+
 def test_messages_keep_their_bounds() -> None:
     pipe = io.BytesIO()
     for message in (b"", b"one", b"x" * 100_000):
@@ -148,6 +171,31 @@ def test_an_unknown_operator_is_told() -> None:
 def test_what_cannot_be_written_down_is_told() -> None:
     with pytest.raises(NotSerializableError):
         dump_data(lambda: 1)
+
+
+class _Runs:
+    """Stands for something that takes long to write: meanwhile another thread runs the executable."""
+
+    def __init__(self, executable: Executable) -> None:
+        self._executable = executable
+
+    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
+        self._executable.proven = True
+        self._executable.computation.settled = True
+        return list, ()
+
+
+def test_an_executable_that_runs_for_the_first_time_while_it_is_written_is_written_as_not_run() -> None:
+    backend = registry.get("torchscript")
+    program, _ = record(lambda x: x + 1, torch.ones(2))
+    executable = lower(backend, program, [], frozenset(), strict=False)
+    executable.computation.busy = _Runs(executable)  # type: ignore[attr-defined]
+    data = dump_executable(backend, program, executable)
+    assert data is not None
+    assert executable.computation.settled
+    read = load_executable(backend, program, data)
+    assert not read.proven
+    assert not read.computation.settled
 
 
 def test_a_request_of_other_versions_is_not_answered() -> None:

@@ -127,6 +127,32 @@ def test_wait_raises_every_failure_once() -> None:
     handler.wait(LONG_S)
 
 
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt], ids=lambda kind: kind.__name__)
+def test_closure_that_ends_its_thread_is_a_failure_like_any_other(error: type[BaseException]) -> None:
+    handler, ran = AsyncClosureHandler(), []
+
+    def leave() -> None:
+        raise error("left")
+
+    handler([leave, lambda: ran.append(1)])
+    with pytest.raises(ClosureError, match="left") as caught:
+        handler.wait(LONG_S)
+    assert isinstance(caught.value.__cause__, error)
+    assert ran == [1]
+
+
+def test_nobody_waits_for_a_closure_that_has_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    handler = AsyncClosureHandler()
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", fail)
+        with pytest.raises(RuntimeError, match="new thread"):
+            handler([lambda: None])
+    handler.wait(LONG_S)
+
+
 def test_wait_gives_up_after_its_timeout() -> None:
     go = threading.Event()
     handler = AsyncClosureHandler()

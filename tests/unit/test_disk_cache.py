@@ -271,6 +271,19 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.M
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_write_without_memory_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(source: str, target: str) -> None:
+        raise MemoryError
+
+    store = Store(str(tmp_path), BOUND)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "replace", fail)
+        with pytest.raises(MemoryError):
+            store.put(KEY, "any", b"compiled")
+    assert list(tmp_path.iterdir()) == []
+    assert store.put(KEY, "any", b"compiled")
+
+
 def test_files_of_a_folder_that_may_only_be_read_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, _ = stored(tmp_path)
 

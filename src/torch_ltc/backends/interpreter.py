@@ -17,6 +17,7 @@ from torch_ltc.events import MismatchEvent, emit
 from torch_ltc.lowering.interface import Arguments, Backend, Computation, Outcome
 from torch_ltc.lowering.kernel_call import fill, flatten_results, laid_out
 from torch_ltc.lowering.kernel_errors import execution_error_class
+from torch_ltc.lowering.native_calls import NativeCalls, native_calls
 from torch_ltc.lowering.out_of_memory import make_room
 from torch_ltc.program.instruction import (
     Call,
@@ -63,6 +64,9 @@ class Interpretation(Computation):
         self._calls = program.calls
         self._dead = _last_uses(program, self._inputs, self._calls)
         self._roots: list[int] = []
+        # The calls in C++, made at the second run; None where there are none.
+        self._native: NativeCalls | None = None
+        self._runs = 0
         # A replay that looks at each call puts its own here.
         self._run_call: Callable[[Call, list[Any], Arguments], None] = run_recorded_call
 
@@ -78,25 +82,43 @@ class Interpretation(Computation):
             values[instruction.number] = tensor
         failures: list[LtcError] = []
         lost = any(isinstance(tensor, LtcError) for tensor in inputs)
-        run_call = self._run_call
-        for call, dead in zip(self._calls, self._dead, strict=True):
+        native = self._native_calls(arguments)
+        run_call, calls, dead = self._run_call, self._calls, self._dead
+        index, count = 0, len(calls)
+        while index < count:
+            error: Exception | None = None
+            if native is not None and not lost:
+                index, error = native.run(values, arguments, index)
+                if index == count:
+                    break
+            call = calls[index]
             try:
+                if error is not None:
+                    raise error
                 if lost:
                     _check_operands(call, values)
                 run_call(call, values, arguments)
             except _Lost as reason:
                 self._lose(call, values, reason.error)
-            except Exception as error:
-                raised = self._run_again(call, values, arguments, error)
-                if raised is not None:
+            except Exception as raised:
+                error = self._run_again(call, values, arguments, raised)
+                if error is not None:
                     source = arguments.sources.get(id(call), call.source)
-                    failure = _failure(call, values, raised, source)
+                    failure = _failure(call, values, error, source)
                     failures.append(failure)
                     self._lose(call, values, failure)
                     lost = True
-            for number in dead:
+            for number in dead[index]:
                 values[number] = None
+            index += 1
         return Outcome([values[n] for n in self._program.outputs], failures)
+
+    def _native_calls(self, arguments: Arguments) -> NativeCalls | None:
+        """The calls in C++, from the second run on: how results lie in memory is known then."""
+        self._runs += 1
+        if self._runs == 2 and self._run_call is _RUN_CALL:
+            self._native = native_calls(self._program, self._dead)
+        return self._native if arguments.plain else None
 
     def _run_again(self, call: Call, values: list[Any], arguments: Arguments, error: Exception) -> Exception | None:
         """After a failure: run the call once more if memory was given back for it, and it writes to nothing. The error
@@ -189,6 +211,9 @@ def run_recorded_call(call: Call, values: list[Any], arguments: Arguments) -> No
     for position, (number, result) in enumerate(zip(numbers, results, strict=True)):
         if number >= 0:
             values[number] = laid_out(result, call.flat_returns[position].spec) if position in copied else result
+
+
+_RUN_CALL = run_recorded_call
 
 
 def _is_as_recorded(call: Call, expected: Return, result: Any, values: list[Any]) -> bool:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import shlex
-import tempfile
 import webbrowser
 from collections import Counter
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -17,11 +14,12 @@ from torch_ltc.cli.output import add_json, coloured, command, count, print_json,
 from torch_ltc.config import cache_folder
 from torch_ltc.debug.doctor import examine, findings_text
 from torch_ltc.debug.explain import explain_recording
-from torch_ltc.debug.recording import ProgramRow, Recording, from_json
+from torch_ltc.debug.recording import ProgramRow, Recording, anonymous, from_json
 from torch_ltc.debug.report import write_report
 from torch_ltc.debug.report.ranks import RankReport, write_merged
 from torch_ltc.errors import RecordingError
 from torch_ltc.formatting import count_text, duration_text
+from torch_ltc.private_files import write_private_file
 from torch_ltc.program.difference import difference, difference_text
 from torch_ltc.program.text import source_text
 from torch_ltc.source import Source
@@ -65,16 +63,8 @@ def read_recording(path: Path | None) -> Recording:
 def write_recording(path: Path, recording: Recording) -> None:
     """Write it in one step, so that who reads meanwhile finds the old file or the new one; raises OSError."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # The text of programs and the lines of the user's code are nobody else's business: mkstemp asks for 0600.
-    descriptor, unfinished = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with open(descriptor, "w", encoding="utf-8") as file:
-            file.write(recording.to_json())
-        os.replace(unfinished, path)
-    except OSError:
-        with suppress(OSError):
-            os.remove(unfinished)
-        raise
+    # The text of programs and the lines of the user's code are nobody else's business.
+    write_private_file(path, recording.to_json().encode())
 
 
 def find_program(recording: Recording, identity: int) -> ProgramRow:
@@ -177,6 +167,11 @@ def _report_options(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="make one page of the recordings of several ranks, with a table that compares them",
     )
+    parser.add_argument(
+        "--anonymous",
+        action="store_true",
+        help="leave out the command and the names of files, functions, modules and folders: for others to see",
+    )
     add_json(parser)
 
 
@@ -192,6 +187,8 @@ def _report(options: argparse.Namespace) -> int:
         named = [(path.stem, read_recording(path)) for path in options.merge]
     else:
         named = [("", read_recording(options.recording))]
+    if options.anonymous:
+        named = [(name, anonymous(recording)) for name, recording in named]
     reports = [RankReport(name, recording, examine(recording)) for name, recording in named]
     findings = [finding for report in reports for finding in report.findings]
     try:

@@ -83,7 +83,15 @@ def _brief(program: Program, alone: bool) -> str:
 
 
 def load_artifacts(context: ArtifactContext, entry: CachedProgram) -> None:
-    """Install what earlier processes compiled for a program, and for those that share its symbolic key."""
+    """Install what earlier processes compiled for a program, and for those that share its symbolic key. Nothing is
+    raised: what cannot be loaded is compiled."""
+    try:
+        _load_all(context, entry)
+    except Exception as error:
+        log.warning("nothing is loaded for program %s: %s: %s", entry.program.identity, type(error).__name__, error)
+
+
+def _load_all(context: ArtifactContext, entry: CachedProgram) -> None:
     for alone in (False, True):
         if context.store.may_have(_brief(entry.program, alone)):
             loaded: list[LoadEvent] = []
@@ -144,12 +152,15 @@ def variant_text(executable: Executable) -> str:
 def save_artifact(
     context: ArtifactContext, request: CompileRequest, executable: Executable, data: bytes | None
 ) -> None:
-    """Write an executable to disk for later processes. `data` are its bytes if the compiler process made it."""
-    if data is None:
-        try:
+    """Write an executable to disk for later processes. `data` are its bytes if the compiler process made it. Nothing is
+    raised: what cannot be written is compiled again the next time."""
+    try:
+        if data is None:
             data = dump_executable(context.backend, request.program, executable)
-        except NotSerializableError:
-            return
-    if data is not None:
-        key = context.key(request.program, request.specialization is None)
-        context.store.put(key, variant_text(executable), data)
+        if data is not None:
+            key = context.key(request.program, request.specialization is None)
+            context.store.put(key, variant_text(executable), data)
+    except NotSerializableError as error:
+        log.debug("program %s is not kept on disk: %s", request.program.identity, error)
+    except Exception as error:
+        log.warning("program %s is not kept on disk: %s: %s", request.program.identity, type(error).__name__, error)

@@ -40,19 +40,20 @@ class Background:
         with self._changed:
             if self._closed:
                 return
-            self._last += 1
-            identity = self._last
-            self._titles[identity] = (queue_name, title)
             waiting = self._queues.get(queue_name)
             if waiting is None:
-                waiting = self._queues[queue_name] = queue.SimpleQueue()
+                waiting = queue.SimpleQueue()
                 # A daemon: the end of the process must not wait for a compiler. `stop` ends it in order where it can.
                 thread = threading.Thread(
                     target=self._serve, args=(waiting,), name=f"torch_ltc {queue_name}", daemon=True
                 )
-                self._threads.append(thread)
+                # Before anything is queued for it: there may be no more threads, and nobody is to wait then.
                 thread.start()
-            waiting.put((identity, work))
+                self._threads.append(thread)
+                self._queues[queue_name] = waiting
+            self._last += 1
+            self._titles[self._last] = (queue_name, title)
+            waiting.put((self._last, work))
 
     def titles(self) -> list[str]:
         """Titles of the jobs that wait or are under way, oldest first."""

@@ -2,12 +2,14 @@
 
 One file per artifact, named by a hash of its key and found by comparing the key, which is in the file, in full.
 Files are written under another name and then renamed, so that several processes may use one folder. Whatever is wrong
-with a file makes it a miss. A file that another user could have written is not read: what it holds is executed.
+with a file makes it a miss. A file that another user could have written is not read: what it holds is executed. Each is
+signed with a key of the user's, so that one that was copied from elsewhere is a miss, too.
 """
 
 from __future__ import annotations
 
 import hashlib
+import hmac
 import logging
 import os
 import struct
@@ -16,13 +18,14 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
-from torch_ltc.private_files import is_trusted, open_plain_file
+from torch_ltc.config import user_folder
+from torch_ltc.private_files import open_own_file, open_plain_file, user_key
 
 __all__ = ["Key", "Store", "Stored", "read_key"]
 
 log = logging.getLogger(__name__)
 
-_MAGIC = b"torch_ltc program 1\n"
+_MAGIC = b"torch_ltc program 2\n"
 _HEAD = struct.Struct("<QQ32s")
 _SUFFIX = ".ltc"
 # A file under its first name that is older than this was left by a process that ended too early.
@@ -115,7 +118,7 @@ class Store:
         if not self._writable:
             return False
         text = key.text.encode()
-        head = _HEAD.pack(len(text), len(data), hashlib.sha256(text + data).digest())
+        head = _HEAD.pack(len(text), len(data), _signature(text + data))
         body = b"".join((_MAGIC, head, text, data))
         if len(body) > self.bound_bytes:
             return False
@@ -134,6 +137,9 @@ class Store:
             self._writable = False
             log.warning("cannot write to %s, nothing more is cached there: %s", self.folder, error)
             return False
+        except BaseException:
+            _remove(unfinished)
+            raise
         with self._lock:
             self._room_bytes -= len(body)
             if self._room_bytes < 0:
@@ -196,11 +202,11 @@ def read_key(path: str) -> str:
 def _read(path: str, text: bytes) -> bytes | None:
     """The contents of a file, if it is whole, ours, and has this key."""
     try:
-        with open_plain_file(path) as file:
-            if not is_trusted(os.fstat(file.fileno())):
-                log.warning("%s is not read: others may write to it", path)
-                return None
+        with open_own_file(path) as file:
             body = file.read()
+    except PermissionError as error:
+        log.warning("%s is not read: %s", path, error)
+        return None
     except OSError:
         return None
     with suppress(OSError):
@@ -212,7 +218,11 @@ def _read(path: str, text: bytes) -> bytes | None:
     text_bytes, data_bytes, digest = _HEAD.unpack_from(body, len(_MAGIC))
     if len(body) != start + text_bytes + data_bytes or body[start : start + text_bytes] != text:
         return None
-    return body[start + text_bytes :] if hashlib.sha256(body[start:]).digest() == digest else None
+    return body[start + text_bytes :] if hmac.compare_digest(_signature(body[start:]), digest) else None
+
+
+def _signature(body: bytes) -> bytes:
+    return hmac.digest(user_key(user_folder()), body, "sha256")
 
 
 def _remove(path: str) -> None:

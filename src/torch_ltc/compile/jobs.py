@@ -24,6 +24,7 @@ from torch_ltc.config import cache_folder
 from torch_ltc.deferred import deferred
 from torch_ltc.errors import BackendError, CompileError, LtcError
 from torch_ltc.events import CompileEvent, RefusalEvent, emit
+from torch_ltc.lowering.gil import CompileCancelled
 from torch_ltc.lowering.interface import Backend, refusal
 from torch_ltc.lowering.lower import Executable, lower
 from torch_ltc.lowering.registry import registry
@@ -79,9 +80,10 @@ class CompileJob:
         except BackendError as error:
             # Raised at the next sync or read: the execution that asked for it was served by the interpreter.
             deferred.add_error(error)
-        except (SystemExit, KeyboardInterrupt) as error:
+        except CompileCancelled:
+            raise
+        except BaseException as error:
             # A backend may raise anything. Nobody else would hear of it on this thread.
-            specializations.fail(self.request, RuntimeError(repr(error)))
             title = _title("compile", self.entry, self.backend)
             failure = CompileError(f"{self.backend.name} ended its compilation of {title}: {error!r}")
             self.entry.status(self.backend).refuse(failure)
@@ -92,6 +94,13 @@ class CompileJob:
     def run(self) -> bool:
         """Compile. True if the program should be looked up again. Raises what the setting `backend_failure` makes an
         error."""
+        try:
+            return self._run()
+        finally:
+            # Others wait for the request, however this ends.
+            specializations.abandon(self.request)
+
+    def _run(self) -> bool:
         request, backend = self.request, self.backend
         self.move(State.QUEUED, "hot")
         self.move(State.COMPILING, request.miss.text or "hot")

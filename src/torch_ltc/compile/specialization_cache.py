@@ -335,6 +335,12 @@ class Specializations:
         with self._lock:
             self._finish(request)
 
+    def abandon(self, request: CompileRequest) -> None:
+        """As `cancel`, if the job of the request has ended without a word."""
+        with self._lock:
+            if request.ticket in self._pending:
+                self._finish(request)
+
     def _finish(self, request: CompileRequest) -> tuple[_Pending, _BackendEntries]:
         pending = self._pending.pop(request.ticket)
         entries = pending.cache.entries(pending.backend)

@@ -17,6 +17,7 @@ from torch_ltc.execute.pending import pending_numbers, pending_program
 from torch_ltc.execute.sync import program_synced
 from torch_ltc.lowering.lower import functional_form, lower
 from torch_ltc.lowering.registry import registry
+from torch_ltc.private_files import private_opener
 from torch_ltc.program.difference import difference_text
 from torch_ltc.program.instruction import Program
 from torch_ltc.program.text import Sources, program_dot, program_text
@@ -115,7 +116,7 @@ def _save(entry: CachedProgram) -> None:
     text = f"[ScheduleSyncTensorsGraph]\nPython Stacktrace:\n{stack}\nHashes: ({digest})\n"
     text = f"{text}\n## BEGIN_GRAPH\n{graph}\n## END_GRAPH\n\n\n"
     try:
-        with _file_lock, open(path, "a", encoding="utf-8") as file:
+        with _file_lock, open(path, "a", encoding="utf-8", opener=private_opener) as file:
             file.write(text)
     except OSError as error:
         _warn_once(path, error)

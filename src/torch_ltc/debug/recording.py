@@ -7,7 +7,9 @@ process that is running they also say of one that has ended. `history` makes rec
 from __future__ import annotations
 
 import json
+import os
 import platform
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -266,6 +268,36 @@ def from_json(text: str, name: str = "the recording") -> Recording:
     except (TypeError, KeyError, IndexError, ValueError) as error:
         raise RecordingError(f"{name} is damaged: {error}", hint=_HINT) from error
     return made
+
+
+def anonymous(recording: Recording) -> Recording:
+    """The recording for others to see: without the command, the names of files, functions and modules, the folders in
+    settings, and the values that the check for NaNs has found. Programs, shapes and figures stay."""
+    values = PlainValues()
+    data = values.plain(recording)
+    data.update(command=[], functions=[], nonfinite=[], sources=values.sources)
+    for row in data["settings"]:
+        row["value"] = "" if os.sep in row["value"] else row["value"]
+    names: dict[str, str] = {}
+    for row in data["sources"]:
+        file = names.setdefault(row["file"], f"file{len(names)}.py") if row["file"] else ""
+        names.setdefault(f"{row['file']}:{row['line']} in {row['function']}", f"{file}:{row['line']}")
+        names.setdefault(os.path.basename(row["file"]), file)
+        # A name that can be found in other text is left there: it may be a word of ours.
+        row.update(file=file, function="", module="")
+    # Longest first: the line before the file that it is in.
+    known = sorted((name for name in names if name), key=len, reverse=True)
+    pattern = re.compile("|".join(map(re.escape, known)) or "(?!)")
+    made = json.dumps({key: _replaced(value, pattern, names) for key, value in data.items()})
+    return from_json(made)
+
+
+def _replaced(value: Any, pattern: re.Pattern[str], names: Mapping[str, str]) -> Any:
+    if isinstance(value, str):
+        return pattern.sub(lambda found: names[found[0]], value)
+    if isinstance(value, list):
+        return [_replaced(item, pattern, names) for item in value]
+    return {key: _replaced(part, pattern, names) for key, part in value.items()} if isinstance(value, dict) else value
 
 
 _HINT = "write it again, with `python -m torch_ltc run SCRIPT` or LTC_REPORT=FILE.json"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import platform
 import threading
 import weakref
@@ -26,6 +27,7 @@ from torch_ltc.execute.random_state import device_random
 from torch_ltc.execute.sync import program_synced, touched
 from torch_ltc.lowering.interface import Held
 from torch_ltc.lowering.registry import registry
+from torch_ltc.private_files import write_private_file
 from torch_ltc.program.instruction import Input, Program, Scalar
 from torch_ltc.program.spec import spec_of
 from torch_ltc.record.buffer import buffer_of
@@ -186,8 +188,11 @@ def _write(facts: _Facts, path: Path, backend: str, error: str, max_bytes: int, 
     if state is None and program.random:
         state = torch.Generator(program.device).manual_seed(seed).get_state()
     path.parent.mkdir(parents=True, exist_ok=True)
-    torch.save(([saved.get(buffer) for buffer in buffers], state), path.with_suffix(".pt"))
-    path.write_text(text, encoding="utf-8")
+    data = io.BytesIO()
+    torch.save(([saved.get(buffer) for buffer in buffers], state), data)
+    # The user's data and lines are nobody else's business.
+    write_private_file(path.with_suffix(".pt"), data.getvalue())
+    write_private_file(path, text.encode())
     return path
 
 
@@ -206,14 +211,18 @@ def dump_repro(
     backend: str | None = None,
     max_bytes: int = _MOST_BYTES,
     seed: int = 0,
+    values: bool = True,
 ) -> str:
     """Write a script that runs a program again, in eager and on a backend, and says whether they agree; its path.
 
     `program` is the number of a program, a `Program`, a pending tensor (the program that computes it, with its inputs),
     or None for the program that was synced last. Data goes into a file beside the script; what is not known, or is more
-    than `max_bytes`, is made up from `seed`, and the script says so.
+    than `max_bytes`, is made up from `seed`, and the script says so. Without `values` all of it is made up, the numbers
+    of the program too: for a script that others may see.
     """
     facts = _facts_of(program)
+    if not values:
+        facts = _facts_without_data(facts.program, ())
     path = Path(folder) / f"program{facts.program.identity}.py"
     return str(_write(facts, path, backend or registry.get(settings.backend).name, "", max_bytes, seed))
 

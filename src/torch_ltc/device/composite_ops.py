@@ -39,6 +39,9 @@ def linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None 
     if not _is_usual(input, weight) or (bias is not None and not _is_usual_bias(bias, weight)):
         return composed(aten.linear.default, input, weight, bias)
     if torch.is_grad_enabled():
+        if weight.is_complex():
+            # PyTorch before 2.13 has no derivative for these.
+            return composed(aten.linear.default, input, weight, bias)
         return with_derivative(aten.linear.default, input, weight, bias)
     return _linear(input, weight, bias)
 

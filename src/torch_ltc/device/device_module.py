@@ -202,7 +202,8 @@ def manual_seed(seed: int) -> None:
         if recorder.random:
             # Draws recorded before this line belong to the old state.
             cut(SyncReason.SEED)
-        if not device_random.seed_before_use(seed):
+        # Work that is queued may be what draws first: the seed has its place behind it.
+        if executor.was_used or not device_random.seed_before_use(seed):
             executor.submit(lambda: device_random.generator.manual_seed(seed), NOTHING, wait=False)
 
 

@@ -29,7 +29,7 @@ from torch_ltc.pytorch.private import VIEW_TRACKING, pytree, without_keys
 from torch_ltc.record.buffer import buffer_of, physical_device
 from torch_ltc.record.call_site import current_source
 from torch_ltc.record.operator import Kind, Operator
-from torch_ltc.record.recorder import device_mismatch, recorder
+from torch_ltc.record.recorder import check_foreign, device_mismatch, recorder
 
 _warned: set[str] = set()
 # Its kernel keeps what the backward pass needs only if an operand asks for gradients; without, that would crash.
@@ -85,6 +85,9 @@ def _run(operator: Operator, values: tuple[Any, ...]) -> Any:
     for target in targets:
         if lazy and isinstance(target, torch.Tensor) and not is_lazy(target):
             raise device_mismatch(target, operator)
+    for leaf in given if lazy else ():
+        if isinstance(leaf, torch.Tensor) and not is_lazy(leaf) and not _stays(leaf):
+            check_foreign(leaf, operator)
 
     def work() -> tuple[Any, dict[int, torch.Tensor], dict[int, torch.Tensor]]:
         # Aliases: a call that resizes its target must not resize the buffer's own tensor, which others look at.
@@ -135,6 +138,11 @@ def _run(operator: Operator, values: tuple[Any, ...]) -> Any:
 
 def _is_plain(value: object) -> bool:
     return is_lazy(value) and value.layout is torch.strided  # type: ignore[attr-defined]
+
+
+def _stays(value: torch.Tensor) -> bool:
+    """True for a result that is no plain strided tensor, and stays on the physical device."""
+    return value.layout is not torch.strided or value.is_quantized or value.is_nested
 
 
 def _nested() -> UnsupportedLayoutError:

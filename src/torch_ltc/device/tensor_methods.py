@@ -77,6 +77,24 @@ def _copy_without_number(deepcopy: Any) -> Any:
     return deep_copy
 
 
+# How many hooks were added to leaves so far. A replay runs no hook that its recording has not run, and a tensor without
+# hooks has nothing that could be looked at.
+leaf_hooks = {"count": 0}
+
+
+def _counting(original: Any) -> Any:
+    def register(self: torch.Tensor, hook: Any) -> Any:
+        if self.is_leaf:
+            leaf_hooks["count"] += 1
+        return original(self, hook)
+
+    return register
+
+
+for _path in ("torch.Tensor.register_hook", "torch.Tensor.register_post_accumulate_grad_hook"):
+    replaces(_path)(_counting)
+
+
 @replaces("torch._tensor_str._tensor_str")
 def _reading_once(text: Any) -> Any:
     # One read of the whole tensor instead of a dozen recorded operations and reads.

@@ -74,7 +74,7 @@ def _solves(call: Call) -> bool:
 
 
 def _resizes(call: Call, sizes: Mapping[int, tuple[int, ...]]) -> bool:
-    """True for a call with `out=` that gives an input, by number, another size."""
+    """True for a call with `out=` that gives its target another size. `sizes` are those of values by number."""
     if not any(argument.kwarg_only and argument.alias_info is not None for argument in call.op._schema.arguments):
         return False
     return any(
@@ -85,11 +85,11 @@ def _resizes(call: Call, sizes: Mapping[int, tuple[int, ...]]) -> bool:
 
 def _unfit(program: Program) -> tuple[str, Call] | None:
     """Why a program is left alone, and the call because of which."""
-    sizes = {instruction.number: instruction.spec.size for instruction in program.inputs}
+    sizes = {number: spec.size for number, spec in program.specs().items()}
     for call in program.calls:
         name = call.name.partition(".")[0]
         if name in _RESIZING or _resizes(call, sizes):
-            return "it may move memory from outside to another place", call
+            return "it may move memory to another place", call
         looks = name.startswith(("aten::linalg_", "aten::_linalg_")) or name == "aten::cholesky"
         if looks and name not in _SOLVERS and name not in _PLAIN:
             return "it reads data on the host, and may raise an error", call
@@ -203,6 +203,9 @@ class Capture:
         if captured is not None:
             # Its outputs stay where they are as long as someone holds them.
             self._captured = None
+            if captured.is_stale:
+                # Another program's capture is why.
+                self._captures -= 1
         return self._capture(computation, arguments)
 
     def _capture(self, computation: Computation | None, arguments: Arguments) -> Outcome | None:

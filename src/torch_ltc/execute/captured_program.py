@@ -43,6 +43,10 @@ class Graph(Protocol):
 class Graphs(Protocol):
     """The device's way to take launches down."""
 
+    # How often a failed capture has left the generators with another state: graphs from before draw from one that
+    # nobody else does.
+    lost_states: int
+
     def pool(self) -> Any:
         """Memory for graphs that are replayed one after the other: what only one of them needs, the next may use."""
 
@@ -133,6 +137,12 @@ class CapturedProgram:
         self._own: set[int] = set()
         self.graph_count = 0
         self.failure: _CannotCapture | None = None
+        self._lost_states = graphs.lost_states
+
+    @property
+    def is_stale(self) -> bool:
+        """True when its draws no longer come from the generator's state."""
+        return self._program.random and self._lost_states != self._graphs.lost_states
 
     @property
     def size_bytes(self) -> int:
@@ -146,7 +156,7 @@ class CapturedProgram:
 
     def fits(self, tensors: list[Any], numbers: Sequence[object]) -> bool:
         """True when the inputs lie where the graphs look for them, and the numbers are those in the graphs."""
-        if self._addresses is None or not self._addresses.same(tensors):
+        if self._addresses is None or self.is_stale or not self._addresses.same(tensors):
             return False
         return numbers == self._numbers or all(same_number(numbers[s], v) for s, v in self._fixed_numbers)
 

@@ -15,6 +15,7 @@ class CudaGraphs:
 
     def __init__(self) -> None:
         self._streams: dict[int, torch.cuda.Stream] = {}
+        self.lost_states = 0
 
     def pool(self) -> Any:
         """A pool of memory for graphs that are replayed one after the other."""
@@ -52,7 +53,9 @@ class CudaGraphs:
                     raise
         except Exception:
             # Ending a capture that has failed raises an error of its own, which says nothing, and leaves the generators
-            # in the state of the capture: whatever draws from them next would fail.
+            # in the state of the capture: whatever draws from them next would fail. They get a new state, and graphs
+            # that were captured before keep the old one.
+            self.lost_states += 1
             for each, state in zip(generators, states, strict=True):
                 fresh = torch.Generator(each.device)
                 fresh.set_state(state)

@@ -190,7 +190,7 @@ class Executor:
         device = f"{settings.device_type}:{settings.device_ordinal}"
         if wait:
             self.wait_for_room()
-        with self._room:
+        with signals_deferred(), self._room:
             worker = self._by_device.get(device) or self._start(device)
             others = [one.last for one in self._by_device.values() if one is not worker and one.last is not None]
             item = _Item(work, uses, others, self.flush_denormal)
@@ -231,6 +231,11 @@ class Executor:
             for _ in worker.items:
                 worker.ready.put(None)
             self._room.notify_all()
+
+    @property
+    def was_used(self) -> bool:
+        """True when something was queued before."""
+        return bool(self._by_device)
 
     def is_idle(self) -> bool:
         """True when nothing is queued or under way."""
@@ -276,9 +281,9 @@ class Executor:
         keep_warnings()
 
     def end_here(self) -> None:
-        """The work that began with `begin_here` is done."""
+        """The work that began with `begin_here` is done. May be called again if it was interrupted."""
         keep_warnings(False)
-        worker = self._workers.pop(threading.get_ident())
+        worker = self._workers.pop(threading.get_ident(), None) or self._by_device["cpu:0"]
         with self._room:
             worker.stand_in = 0
             if self._waiting:
@@ -292,9 +297,11 @@ class Executor:
             )
 
     def _start(self, device: str) -> _Worker:
-        worker = self._by_device[device] = _Worker()
+        worker = _Worker()
         # A daemon: the end of the process waits for what is queued by itself, and work may be queued until then.
         threading.Thread(target=self._serve, args=(worker,), name=f"torch_ltc {device}", daemon=True).start()
+        # Afterwards: there may be no more threads, and what is queued for a worker without one never runs.
+        self._by_device[device] = worker
         return worker
 
     # ---- on a worker ------------------------------------------------------------------------------------------------

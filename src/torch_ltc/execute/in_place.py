@@ -13,13 +13,12 @@ from typing import Any
 from torch_ltc.compile.program_cache import CachedProgram
 from torch_ltc.compile.tier_policy import TierPolicy
 from torch_ltc.config import settings
-from torch_ltc.deferred import deferred
 from torch_ltc.errors import LtcError
 from torch_ltc.execute.buffer_passes import plain_data
 from torch_ltc.execute.executor import call_below_autograd, executor
-from torch_ltc.execute.memory import Maker, add_holdings, memory
+from torch_ltc.execute.memory import Maker, memory
 from torch_ltc.execute.random_state import device_random
-from torch_ltc.execute.run import all_lost, execute_settled, settled_run
+from torch_ltc.execute.run import all_lost, execute_settled, note_outcome, settled_run
 from torch_ltc.execute.signals import signals_deferred
 from torch_ltc.lowering.interface import Arguments, Outcome
 from torch_ltc.lowering.lower import Executable
@@ -83,7 +82,8 @@ class InPlace:
         if settled is None or self._timed is not settled[1]:
             return None
         interrupt: KeyboardInterrupt | None = None
-        with recorder.lock:
+        # An interrupt waits until everything has its value: no update is lost.
+        with recorder.lock, signals_deferred():
             if not recorder.empty or not executor.begin_here():
                 return None
             try:
@@ -94,15 +94,13 @@ class InPlace:
                     held, scalars, device_random.generator, entry.program.device, lines, replaceable=True, plain=True
                 )
                 began = time.perf_counter()
-                # An interrupt waits until everything has its value: no update is lost.
-                with signals_deferred():
-                    try:
-                        outcome = call_below_autograd(execute_settled, entry, arguments, *settled)
-                    except BaseException as error:
-                        outcome = all_lost(entry, error)
-                        interrupt = error if isinstance(error, KeyboardInterrupt) else None
-                    took_s = time.perf_counter() - began
-                    self.install(outcome, inputs, outputs)
+                try:
+                    outcome = call_below_autograd(execute_settled, entry, arguments, *settled)
+                except BaseException as error:
+                    outcome = all_lost(entry, error)
+                    interrupt = error if isinstance(error, KeyboardInterrupt) else None
+                took_s = time.perf_counter() - began
+                self.install(outcome, inputs, outputs)
             finally:
                 executor.end_here()
         if interrupt is not None:
@@ -126,11 +124,7 @@ class InPlace:
     def install(self, outcome: Outcome, inputs: list[Buffer], outputs: list[Buffer]) -> None:
         """Give the outputs their data: nothing that is queued writes to them."""
         entry = self._entry
-        for position, data in outcome.replaced.items():
-            inputs[entry.program.inputs[position].buffer].data = data
-        for failure in outcome.failures:
-            deferred.add_error(add_holdings(failure))
-        memory.run += 1
+        note_outcome(entry, outcome, inputs)
         held: list[tuple[Buffer, Maker]] = []
         for buffer, result, origin, maker in zip(outputs, outcome.results, entry.origins, entry.makers, strict=True):
             buffer.maker = origin

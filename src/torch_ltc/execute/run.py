@@ -20,12 +20,12 @@ from torch_ltc.errors import BackendError, ExecutionError, LtcError
 from torch_ltc.events import ExecuteEvent, RefusalEvent, emit
 from torch_ltc.execute.capture import Capture, graphs_of
 from torch_ltc.execute.choice import Choice, choice_of, wait_for_device
-from torch_ltc.execute.memory import add_largest
+from torch_ltc.execute.memory import add_holdings, add_largest, memory
 from torch_ltc.hooks import Hook
 from torch_ltc.lowering.functional_computation import Memory
 from torch_ltc.lowering.interface import Arguments, Computation, FunctionComputation, Outcome
 from torch_ltc.lowering.lower import Executable
-from torch_ltc.lowering.out_of_memory import is_out_of_memory
+from torch_ltc.lowering.out_of_memory import is_out_of_memory, make_room
 from torch_ltc.lowering.registry import registry
 from torch_ltc.lowering.result_checks import check_count, check_result, fitted
 from torch_ltc.pytorch.profiler_ranges import span
@@ -206,16 +206,21 @@ def _run_compiled(entry: CachedProgram, executable: Executable, arguments: Argum
     made = {} if computation.takes_handles else arguments.make_writable(entry.written_positions)
     saved = _Saved(entry, executable, arguments) if has_to_save(entry, executable) else None
     try:
-        outcome = computation.run(arguments)
-        if not (computation.checks_results or computation.settled):
-            unchanged = _check(entry, computation, outcome, arguments, policy.backend.name)
-            computation.settled = unchanged and computation.repeats_layouts
+        outcome = _run_checked(entry, computation, arguments, policy)
     except Exception as error:
         outcome = recovered(entry, executable, arguments, policy, error, saved)
     else:
         executable.proven = True
     if made:
         outcome.replaced = {**made, **outcome.replaced}
+    return outcome
+
+
+def _run_checked(entry: CachedProgram, computation: Computation, arguments: Arguments, policy: TierPolicy) -> Outcome:
+    outcome = computation.run(arguments)
+    if not (computation.checks_results or computation.settled):
+        unchanged = _check(entry, computation, outcome, arguments, policy.backend.name)
+        computation.settled = unchanged and computation.repeats_layouts
     return outcome
 
 
@@ -230,37 +235,68 @@ def recovered(
     """The outcome of a compiled program whose run has raised this error: that of the interpreter, or an error. `saved`
     is what was saved before the run, if something had to be."""
     computation = executable.computation
-    if is_out_of_memory(error):
-        # Any call may have run out of memory, also after writes that were not saved: nothing can be repeated.
-        raise error
-    if entry.collective:
-        # Other ranks have taken part in what has run, and will not do so again.
-        raise _failure(entry, policy, error) from error
     # Where nothing had to be saved, it is the same afterwards.
     saved = saved or _Saved(entry, executable, arguments)
     spoiled = executable.proven and not (saved.everything or computation.keeps_inputs)
+    if is_out_of_memory(error):
+        # Any call may have run out of memory, also after writes that were not saved.
+        if spoiled or entry.collective or not make_room(error):
+            raise error
+        saved.restore()
+        return _run_checked(entry, computation, arguments, policy)
+    if entry.collective:
+        # Other ranks have taken part in what has run, and will not do so again.
+        raise _failure(entry, policy, error) from error
     # A plain function may fail anywhere; a computation of its own kind, where a call may fail.
     if spoiled and isinstance(error if isinstance(error, BackendError) else computation, _ANYWHERE):
-        # Wrong results after right ones, or an error of the backend's own: what the run wrote to its inputs cannot
-        # be taken back.
-        failure = _failure(entry, policy, error)
-        backend_failed(Failure(entry, policy.backend, "run", failure))
-        raise failure from error
+        # Wrong results after right ones, or an error of the backend's own.
+        raise _not_taken_back(entry, policy, error) from error
+    left = _Saved(entry, executable, arguments, everything=True) if spoiled else None
     saved.restore()
     outcome = _run_reference(entry, arguments)
+    if left is not None and not outcome.failures:
+        # No call fails: it was none of those before which inputs are saved, and the run may have written to any.
+        left.restore()
+        raise _not_taken_back(entry, policy, error) from error
     if not outcome.failures:
         _blame(entry, policy, error, saved)
     return outcome
 
 
+def _not_taken_back(entry: CachedProgram, policy: TierPolicy, error: Exception) -> ExecutionError:
+    """The error of a program that has written to its inputs, which cannot be taken back."""
+    failure = _failure(entry, policy, error)
+    backend_failed(Failure(entry, policy.backend, "run", failure))
+    return failure
+
+
 def all_lost(entry: CachedProgram, error: BaseException) -> Outcome:
     """The outcome of a program that ended with this error: nothing of it is there."""
-    what = f"program {entry.program.identity} failed: {type(error).__name__}: {error}"
-    lost = error if isinstance(error, LtcError) else LtcError(what)
-    if lost is not error:
-        lost.__cause__ = error
+    lost = error if isinstance(error, LtcError) else not_run(entry, error)
     add_largest(lost, entry.program)
     return Outcome([lost] * len(entry.program.outputs), [lost])
+
+
+def note_outcome(entry: CachedProgram, outcome: Outcome, inputs: Sequence[Buffer]) -> None:
+    """After a run: the inputs that were replaced, and the errors that nobody has seen."""
+    for position, data in outcome.replaced.items():
+        inputs[entry.program.inputs[position].buffer].data = data
+    for failure in outcome.failures:
+        deferred.add_error(add_holdings(failure))
+    memory.run += 1
+
+
+def not_run(entry: CachedProgram, error: BaseException) -> LtcError:
+    """The error of a whole program; which of its calls was running, if any, is not known."""
+    program = entry.program
+    first = next(iter(program.calls), None)
+    begins = "" if first is None else f"\n  it begins with {first.name}"
+    lost = LtcError(
+        f"program {program.identity} failed: {type(error).__name__}: {error}{begins}",
+        source=None if first is None else str(first.source),
+    )
+    lost.__cause__ = error
+    return lost
 
 
 def _failure(entry: CachedProgram, policy: TierPolicy, error: Exception) -> ExecutionError:
@@ -322,11 +358,13 @@ class _Saved:
 
     __slots__ = ("_positions", "_written", "_storages", "_values", "_generator", "_state")
 
-    def __init__(self, entry: CachedProgram, executable: Executable, arguments: Arguments) -> None:
+    def __init__(
+        self, entry: CachedProgram, executable: Executable, arguments: Arguments, everything: bool = False
+    ) -> None:
         chosen = executable.computation.restored
         positions = entry.restored if chosen is None else chosen
         self._written = entry.written_positions
-        if not executable.proven and not executable.computation.keeps_inputs:
+        if everything or not (executable.proven or executable.computation.keeps_inputs):
             positions = self._written
         self._positions = positions
         self._storages: list[Any] = []

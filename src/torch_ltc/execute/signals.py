@@ -9,7 +9,7 @@ from __future__ import annotations
 import _signal  # type: ignore[import-not-found]
 import signal
 import threading
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -27,6 +27,8 @@ class _Deferred:
     """Signals that came while their handlers waited."""
 
     __slots__ = ("_handlers", "_came")
+    # True in a block of the main thread: a block in it has nothing to do.
+    active = False
 
     def __init__(self) -> None:
         self._handlers: list[tuple[int, Any]] = []
@@ -46,6 +48,7 @@ class _Deferred:
             # A handler has run that was about to be replaced.
             self._restore()
             raise
+        _Deferred.active = True
 
     def _restore(self) -> None:
         while self._handlers:
@@ -55,6 +58,7 @@ class _Deferred:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        _Deferred.active = False
         try:
             self._restore()
         finally:
@@ -64,25 +68,9 @@ class _Deferred:
             signal.raise_signal(number)
 
 
-class _Nothing:
-    """On threads where no handler runs."""
-
-    __slots__ = ()
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        return None
-
-
-_NOTHING = _Nothing()
-
-
 def signals_deferred() -> AbstractContextManager[None]:
-    """Let the handlers of signals that come in this block run at its end."""
-    if threading.get_ident() != threading.main_thread().ident:
-        return _NOTHING
+    """Let the handlers of signals that come in this block run at its end, or at that of the outermost block; only the
+    main thread runs any."""
+    if _Deferred.active or threading.get_ident() != threading.main_thread().ident:
+        return nullcontext()
     return _Deferred()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 import torch
@@ -28,14 +29,15 @@ from torch_ltc.events import (
     has_listeners,
     tell,
 )
-from torch_ltc.execute.buffer_passes import plain_data, renew
+from torch_ltc.execute.buffer_passes import plain_data, renew, set_jobs, set_makers
 from torch_ltc.execute.capture import graphs_of
 from torch_ltc.execute.executor import Uses, executor
 from torch_ltc.execute.in_place import InPlace, in_place
-from torch_ltc.execute.memory import Maker, add_holdings, memory
+from torch_ltc.execute.memory import Maker, memory
 from torch_ltc.execute.no_sync import sync_guard
 from torch_ltc.execute.random_state import device_random
-from torch_ltc.execute.run import all_lost, execute_entry, settled_run
+from torch_ltc.execute.run import all_lost, execute_entry, not_run, note_outcome, settled_run
+from torch_ltc.execute.signals import signals_deferred
 from torch_ltc.hooks import Hook
 from torch_ltc.lowering.backend_data import BackendData
 from torch_ltc.lowering.interface import Arguments, Held
@@ -100,7 +102,8 @@ def cut(reason: SyncReason, then: Callable[[], None] | None = None, *, here: boo
         sync_guard.check(reason)
     began = time.perf_counter()
     executor.wait_for_room()
-    with span("sync", 0, reason.name.lower()), recorder.lock:
+    # Handlers of signals wait: a program is either still pending, or queued with all that will get its results.
+    with span("sync", 0, reason.name.lower()), recorder.lock, signals_deferred():
         if recorder.empty:
             if then is not None:
                 then()
@@ -110,13 +113,18 @@ def cut(reason: SyncReason, then: Callable[[], None] | None = None, *, here: boo
         entry, known = pending_entry(live)
         inputs, scalars, lines = recorder.inputs, recorder.scalars, recorder.lines
         recorder.reset()
-        _keep_tree_bounded()
         told = None
-        if reason is SyncReason.READ:
-            # Who reads waits for it in any case.
-            told = _run_in_place(entry, inputs, scalars, lines, outputs)
-        if told is None:
-            _queue(entry, inputs, scalars, lines, outputs, here, timed=reason is SyncReason.READ)
+        try:
+            _keep_tree_bounded()
+            if reason is SyncReason.READ:
+                # Who reads waits for it in any case.
+                told = _run_in_place(entry, inputs, scalars, lines, outputs)
+            if told is None:
+                _queue(entry, inputs, scalars, lines, outputs, here, timed=reason is SyncReason.READ)
+        except BaseException as error:
+            # An interrupt, or no more threads: nothing of it has run, and who reads a result has to be told.
+            _lose_outputs(entry, outputs, error)
+            raise
         if recorder.awaited:
             _fetch_awaited()
         if then is not None:
@@ -125,6 +133,14 @@ def cut(reason: SyncReason, then: Callable[[], None] | None = None, *, here: boo
     if told is not None:
         tell(ExecuteEvent, *told)
     tell_sync(entry, reason, known, len(outputs), record_s, began)
+
+
+def _lose_outputs(entry: CachedProgram, outputs: list[Buffer], error: BaseException) -> None:
+    """The program will not run: its outputs say so, if it was not queued."""
+    lost = remembered(not_run(entry, error))
+    for buffer in outputs:
+        if buffer.job is None and buffer.data is None:
+            buffer.error = lost
 
 
 def _queue(
@@ -147,16 +163,30 @@ def _queue(
     work = (lambda: _run_timed(entry, scalars, policy, run)) if timed else run
     here = here and _is_short(entry, policy)
     job = executor.submit(work, Uses(inputs, [*outputs, *written]), wait=False, here=here)
+    try:
+        _set_job(job, entry, previous, written, outputs)
+    except BaseException:
+        # An interrupt: whoever reads has to wait for the program, which runs.
+        _set_job(job, entry, previous, written, outputs)
+        raise
+
+
+def _set_job(
+    job: Future[None],
+    entry: CachedProgram,
+    previous: list[weakref.ref[Buffer]],
+    written: list[Buffer],
+    outputs: list[Buffer],
+) -> None:
+    """Let whoever reads what a queued program gives a value to wait for it."""
     for reference in previous:
         # Moved before the program runs, if it is still alive then; whoever reads it waits for that.
         buffer = reference()
         if buffer is not None:
             buffer.job = job
-    for buffer in written:
-        buffer.job = job
-    for buffer, origin in zip(outputs, entry.origins, strict=True):
-        buffer.job = job
-        buffer.maker = origin
+    set_jobs(written, job)
+    set_jobs(outputs, job)
+    set_makers(entry, outputs)
 
 
 def _is_short(entry: CachedProgram, policy: TierPolicy) -> bool:
@@ -261,11 +291,7 @@ def _run(
         outcome = all_lost(entry, error)
     if told:
         entry.took_s = told[-1].duration_s
-    for position, data in outcome.replaced.items():
-        inputs[entry.program.inputs[position].buffer].data = data
-    for failure in outcome.failures:
-        deferred.add_error(add_holdings(failure))
-    memory.run += 1
+    note_outcome(entry, outcome, inputs)
     made: list[tuple[Buffer, Maker]] = []
     # Most outputs of a captured program lie where they lay.
     results = zip(outputs, outcome.results, entry.makers, strict=True)

@@ -105,7 +105,7 @@ class FunctionalComputation(Computation):
         self.restored = inputs_at_risk(backend, functional, parts)
         self.keeps_inputs = backend.keeps_inputs and not self.restored
         # True after a run whose results were right as the functions returned them, if they will be at every run.
-        self._settled = False
+        self.settled = False
         self._repeats = backend.repeats_layouts and all(compiled.part.direct is None for compiled in parts)
         self._updates = [(update.input, update.number) for update in functional.program.updates]
         self._backend = backend.name
@@ -134,7 +134,7 @@ class FunctionalComputation(Computation):
             raise CompileError(f"inputs of program {program.identity} share their memory in another way")
         bound = copy(self)
         bound.program = program
-        bound._settled = False
+        bound.settled = False
         bound.functional = replace(self.functional, parameters=parameters)
         bound._expected = _expected(program)
         named = {symbol.name: value for symbol, value in zip(self._pure.symbols, symbols, strict=True)}
@@ -154,7 +154,7 @@ class FunctionalComputation(Computation):
     def direct(self) -> DirectCall | None:
         """The one call that it is, when its results have been right as they were returned; else None."""
         places, function = self._places, self._parts[0].function
-        if not self._settled or places is None or function is None:
+        if not self.settled or places is None or function is None:
             return None
         if not set(places.takes) >= {position for position, _ in places.updates}:
             return None
@@ -172,7 +172,7 @@ class FunctionalComputation(Computation):
 
     def run(self, arguments: Arguments) -> Outcome:
         """Run the parts, then give outputs and updated inputs their data."""
-        if self._settled and self._places is not None and arguments.plain:
+        if self.settled and self._places is not None and arguments.plain:
             held: Sequence[Any] = arguments.held
             given = [held[position] for position in self._places.inputs]
             function = self._parts[0].function
@@ -189,7 +189,7 @@ class FunctionalComputation(Computation):
             values.update(_number_tensors(self.numbers, arguments.scalars, self.number_device))
         for compiled in self._parts:
             self._run_part(compiled, values, arguments)
-        if self._settled and all(values[number] is given[position] for position, number in self._updates):
+        if self.settled and all(values[number] is given[position] for position, number in self._updates):
             return Outcome([values[number] for number in self._pure.outputs])
         return self._finish(given, values, arguments)
 
@@ -197,7 +197,7 @@ class FunctionalComputation(Computation):
         """Check the results, and give outputs and updated inputs their data."""
         self._check(given, values)
         outcome = self._install(given, values, arguments)
-        self._settled = self._repeats and self._passes_on(given, values, outcome)
+        self.settled = self._repeats and self._passes_on(given, values, outcome)
         return outcome
 
     def _passes_on(self, given: list[Any], values: dict[int, Any], outcome: Outcome) -> bool:

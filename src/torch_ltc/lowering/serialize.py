@@ -9,10 +9,12 @@ backends write is code.
 from __future__ import annotations
 
 import builtins
+import copyreg
 import io
 import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import fields
+from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 import torch
@@ -27,7 +29,7 @@ from torch_ltc.program.spec import Spec, make_spec
 from torch_ltc.pytorch.private import OpOverload
 from torch_ltc.source import Source
 
-__all__ = ["NotSerializableError", "dump_data", "dump_executable", "load_data", "load_executable"]
+__all__ = ["NotSerializableError", "dump_data", "dump_executable", "load_data", "load_executable", "load_own_data"]
 
 _PROTOCOL = 5
 # How often something that changes while it is written down is tried.
@@ -47,8 +49,15 @@ def dump_data(value: object) -> bytes:
 
 
 def load_data(data: bytes) -> Any:
-    """Read what `dump_data` wrote. Raises `NotSerializableError` when an operator in it is unknown here."""
+    """Read what `dump_data` wrote, of any class: from a process of ours, never from a file. Raises
+    `NotSerializableError` when an operator in it is unknown here."""
     return pickle.loads(data)
+
+
+def load_own_data(data: bytes, owner: type) -> Any:
+    """As `load_data`, for bytes from a file: only classes that executables are made of, and those of the package that
+    `owner` is defined in, are unpickled."""
+    return _AllowedUnpickler(io.BytesIO(data), owner).load()
 
 
 def dump_executable(backend: Backend, program: Program, executable: Executable) -> bytes | None:
@@ -71,6 +80,8 @@ def load_executable(backend: Backend, program: Program, data: bytes) -> Executab
     functions = [backend.load(program, text) for text in written]
     executable = _ExecutableUnpickler(io.BytesIO(outer), backend, program, functions).load()
     assert isinstance(executable, Executable)
+    # What the other process has learnt from its own runs, which may have been under way, is not known here.
+    executable.proven = executable.dropped = executable.computation.settled = False
     return executable
 
 
@@ -123,7 +134,21 @@ class _Pickler(pickle.Pickler):
         if isinstance(value, _TORCH_VALUES):
             # Python would write one down as an attribute of whichever module it finds first that imports torch.
             return _torch_value, (str(value).removeprefix("torch."),)
+        return _snapshot(value)
+
+
+def _snapshot(value: object) -> Any:
+    """The object as Python reduces it, with a copy of its attributes: other threads run the executable meanwhile, and
+    what they set would change the dictionary that is being written."""
+    kind = type(value)
+    plain = kind.__reduce_ex__ is object.__reduce_ex__ and kind.__reduce__ is object.__reduce__
+    if not plain or kind in copyreg.dispatch_table or isinstance(value, (type, FunctionType, BuiltinFunctionType)):
         return NotImplemented
+    function, given, state, *rest = value.__reduce_ex__(_PROTOCOL)
+    if isinstance(state, tuple):
+        # Attributes beside slots.
+        state = tuple([dict(part) if isinstance(part, dict) else part for part in state])
+    return function, given, dict(state) if isinstance(state, dict) else state, *rest
 
 
 class _Identity:
@@ -176,9 +201,14 @@ _OUR_PACKAGES = ("torch_ltc.lowering", "torch_ltc.program", "torch_ltc.source")
 _FUNCTIONS = (make_spec, _operator, _program, _torch_value)
 
 
-class _ExecutableUnpickler(_PlainUnpickler):
-    """Puts in what the reader has. It knows the classes of this package that executables are made of, those of the
-    backend's own package, and plain values of Python and PyTorch."""
+class _AllowedUnpickler(_PlainUnpickler):
+    """Knows the classes of this package that executables are made of, those of the package of a backend, and plain
+    values of Python and PyTorch."""
+
+    def __init__(self, file: io.BytesIO, owner: type) -> None:
+        super().__init__(file)
+        own = owner.__module__
+        self._packages = (*_OUR_PACKAGES, own.rpartition(".")[0] or own)
 
     def find_class(self, module: str, name: str) -> Any:
         if module == "builtins" and name in _BUILTINS:
@@ -191,10 +221,12 @@ class _ExecutableUnpickler(_PlainUnpickler):
                 return found
         return super().find_class(module, name)
 
+
+class _ExecutableUnpickler(_AllowedUnpickler):
+    """Puts in what the reader has."""
+
     def __init__(self, file: io.BytesIO, backend: Backend, program: Program, functions: Sequence[Any]) -> None:
-        super().__init__(file)
-        own = type(backend).__module__
-        self._packages = (*_OUR_PACKAGES, own.rpartition(".")[0] or own)
+        super().__init__(file, type(backend))
         self._sources = _sources(program)
         self._known: dict[tuple[str, int], Any] = {
             ("program", 0): program,

@@ -86,7 +86,10 @@ c10::TypedOperatorHandle<Signature> find_operator(const char* name) {
 
 at::Tensor linear(const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
   static const auto op = find_operator<decltype(linear)>("aten::linear");
-  return op.redispatch(is_usual_linear(input, weight, bias) ? forward_keys() : kPythonAutograd, input, weight, bias);
+  // PyTorch before 2.13 has no derivative for complex numbers.
+  const bool differs = at::GradMode::is_enabled() && weight.is_complex();
+  const bool usual = !differs && is_usual_linear(input, weight, bias);
+  return op.redispatch(usual ? forward_keys() : kPythonAutograd, input, weight, bias);
 }
 
 at::Tensor matmul(const at::Tensor& left, const at::Tensor& right) {

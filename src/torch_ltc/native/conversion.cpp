@@ -10,6 +10,11 @@ c10::IValue to_ivalue(pybind11::handle value, const c10::TypePtr& type) {
   return torch::jit::toIValue(value, type);
 }
 
+c10::IValue to_operand(pybind11::handle value, const c10::TypePtr& type) {
+  const torch::jit::ToIValueAllowNumbersAsTensors allowed(true);
+  return torch::jit::toIValue(value, type);
+}
+
 pybind11::object to_python(const c10::IValue& value) {
   return torch::jit::toPyObject(value);
 }

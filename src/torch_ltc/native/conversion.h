@@ -9,6 +9,8 @@
 namespace torch_ltc {
 
 c10::IValue to_ivalue(pybind11::handle value, const c10::TypePtr& type);
+// The same; a number may stand where a tensor is expected.
+c10::IValue to_operand(pybind11::handle value, const c10::TypePtr& type);
 pybind11::object to_python(const c10::IValue& value);
 
 }  // namespace torch_ltc

@@ -11,6 +11,7 @@ void bind_composites(py::module_& module);
 void bind_generator(py::module_& module);
 void bind_guard(py::module_& module);
 void bind_hooks(py::module_& module);
+void bind_interpreter(py::module_& module);
 void bind_nodes(py::module_& module);
 void bind_recorder(py::module_& module);
 void bind_replay(py::module_& module);
@@ -26,6 +27,7 @@ PYBIND11_MODULE(_native, module) {
   torch_ltc::bind_guard(module);
   torch_ltc::bind_composites(module);
   torch_ltc::bind_buffers(module);
+  torch_ltc::bind_interpreter(module);
   torch_ltc::bind_nodes(module);
   torch_ltc::bind_recorder(module);
   torch_ltc::bind_replay(module);

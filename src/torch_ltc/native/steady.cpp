@@ -104,6 +104,7 @@ class Steady {
     std::vector<py::object> buffers;
     double took_s = 0;
     bool failed = false;
+    py::object interrupt = py::none();
     {
       Locked locked(recorder().lock);
       py::object held = plain_data(inputs, positions_, specs_);
@@ -116,8 +117,8 @@ class Steady {
         return py::none();
       }
       set(worker_, kStandIn, thread);
+      const StandIn stand_in{end_, interrupt};
       begin_();
-      const StandIn stand_in{end_};
       py::tuple given(takes_.size());
       for (size_t i = 0; i < takes_.size(); ++i) {
         given[i] = held[py::int_(takes_[i])];
@@ -147,6 +148,10 @@ class Steady {
     }
     py::object result = returned(buffers, arguments);
     note_(py::cast(buffers), began_s, took_s, failed);
+    if (!interrupt.is_none()) {
+      PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(interrupt.ptr())), interrupt.ptr());
+      throw py::error_already_set();
+    }
     return result;
   }
 
@@ -154,11 +159,16 @@ class Steady {
   // Ends what `begin_here` has begun.
   struct StandIn {
     const py::object& end;
+    // What the handler of a signal raised meanwhile.
+    py::object& interrupt;
     ~StandIn() {
-      try {
-        end();
-      } catch (py::error_already_set& error) {
-        error.discard_as_unraisable("the end of a replay");
+      for (int attempt = 0; attempt < 2; ++attempt) {
+        try {
+          end();
+          return;
+        } catch (py::error_already_set& error) {
+          interrupt = error.value();
+        }
       }
     }
   };

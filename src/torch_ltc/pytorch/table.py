@@ -264,6 +264,8 @@ table.add(
           "assigning it changes what a tensor looks at ([0002](decisions/0002-state-on-the-storage.md))",
           "a tensor reads its old value", _STABLE, check=_is_descriptor),
     Patch("torch.Tensor.__deepcopy__", _COPY, "a copy reads another value", _STABLE, check=takes("self", "memo")),
+    *(Patch(f"torch.Tensor.{name}", "counts hooks of leaves, which a replay would not run", "`jit` leaves hooks out",
+            _STABLE, check=takes("self", "hook")) for name in ("register_hook", "register_post_accumulate_grad_hook")),
     Patch("torch._utils._get_obj_state", _COPY, "a loaded tensor reads another value", check=takes("obj")),
     Patch("torch.Tensor.data_ptr", "a number that tells which tensors share memory, and where; no address",
           "saving of shared tensors", _STABLE, python_only=True),

@@ -123,6 +123,15 @@ def device_mismatch(tensor: torch.Tensor, operator: Operator | None) -> DeviceMi
     )
 
 
+def check_foreign(tensor: torch.Tensor, operator: Operator | None) -> None:
+    """Refuse a tensor of another device among those of the device, but on the CPU what PyTorch's other devices take
+    from there: zero-dimensional tensors and indices."""
+    name = operator.name if operator is not None else ""
+    allowed = tensor.dim() == 0 or name in _CPU_OPERANDS or (tensor.dtype is torch.int64 and name in _CPU_INDICES)
+    if tensor.device.type != "cpu" or not allowed:
+        raise device_mismatch(tensor, operator)
+
+
 if TYPE_CHECKING or native is None:  # noqa: SIM108
     _State = PendingState
 else:
@@ -335,6 +344,11 @@ class Recorder(_State):
             if have.dtype.is_complex and have.dtype.to_real() is spec.dtype:
                 number, have = self._view(_VIEW_AS_REAL, number, have)
             else:
+                widest = max(have.dtype.itemsize, spec.dtype.itemsize)
+                if have.dtype.itemsize != spec.dtype.itemsize and (have.stride[-1:] != (1,) or have.offset % widest):
+                    # Elements of another size can be seen where the last dimension is dense: all memory in a row.
+                    size = buffer.size_bytes // widest * widest // have.dtype.itemsize
+                    number, have = self._view(_AS_STRIDED, number, have, (size,), (1,), 0)
                 number, have = self._view(_VIEW_DTYPE, number, have, spec.dtype)
         if (have.size, have.stride, have.offset) != (spec.size, spec.stride, spec.offset):
             number, have = self._view(_AS_STRIDED, number, have, spec.size, spec.stride, spec.offset)
@@ -361,10 +375,7 @@ class Recorder(_State):
 
     def _foreign(self, tensor: torch.Tensor, operator: Operator | None) -> int:
         """A CPU tensor among lazy ones: a zero-dimensional one, or an index, is uploaded as it is now."""
-        name = operator.name if operator is not None else ""
-        allowed = tensor.dim() == 0 or name in _CPU_OPERANDS or (tensor.dtype is torch.int64 and name in _CPU_INDICES)
-        if tensor.device.type != "cpu" or not allowed:
-            raise device_mismatch(tensor, operator)
+        check_foreign(tensor, operator)
         return self._input(*self.adopt(tensor)) - self.base
 
     def adopt(self, tensor: torch.Tensor) -> tuple[Buffer, Spec]:

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from torch_ltc.device.tensor_methods import leaf_hooks
 from torch_ltc.program.spec import spec_of
 
 __all__ = ["MISSING", "Place", "State", "TooMuchState", "is_host_tensor", "is_lazy", "token"]
@@ -150,6 +151,9 @@ class _Walk:
         if isinstance(value, torch.Tensor):
             if value.is_leaf and (value.requires_grad or isinstance(value, torch.nn.Parameter)):
                 yield Place(value, "grad", f"{path}.grad")
+                for hooks in (value._backward_hooks, value._post_accumulate_grad_hooks):
+                    if hooks:
+                        yield from self._children(hooks, f"{path}.hooks")
         elif isinstance(value, dict):
             # A mapping that makes its values at each access has no places.
             for key in list(value) if type(value).__getitem__ is dict.__getitem__ else ():
@@ -296,7 +300,7 @@ class State:
     @classmethod
     def now(cls, roots: dict[str, Any]) -> State:
         """As it is."""
-        walk = _Walk(roots)
+        walk = _Walk({**roots, "hooks of tensors": leaf_hooks})
         made = cls(walk.found, walk.partial)
         for identity, place in made.places.items():
             value = made.values[identity] = place.get()

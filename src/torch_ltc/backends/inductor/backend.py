@@ -35,7 +35,7 @@ from torch_ltc.lowering.backend_data import BackendData
 from torch_ltc.lowering.decomposition_tables import list_operators, only_ours
 from torch_ltc.lowering.interface import Backend, Form
 from torch_ltc.lowering.kernel_call import laid_out
-from torch_ltc.lowering.serialize import dump_data, load_data
+from torch_ltc.lowering.serialize import dump_data, load_own_data
 from torch_ltc.lowering.symbolic import SymbolicSizes
 from torch_ltc.program.instruction import Call, Program, SymbolicShape
 from torch_ltc.program.spec import Spec, make_spec
@@ -126,7 +126,7 @@ class InductorBackend(Backend):
     def load(self, program: Program, data: bytes) -> InductorFunction:
         """Ready in milliseconds: nothing is compiled."""
         del program
-        interface, code = load_data(data)
+        interface, code = load_own_data(data, InductorBackend)
         return InductorFunction(interface, *load(code))
 
     def version(self) -> str:

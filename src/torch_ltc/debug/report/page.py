@@ -21,6 +21,7 @@ from pathlib import Path
 
 from torch_ltc.debug.recording import Finding, Recording
 from torch_ltc.debug.report.compact import compact
+from torch_ltc.private_files import write_private_file
 
 # In this order, as one script: the later ones use the earlier ones' names.
 _SCRIPTS = (
@@ -74,12 +75,8 @@ def write_report(path: str | os.PathLike[str], recording: Recording, findings: S
             f"  try: a file in it, as {str(target / 'report.html')!r}"
         )
     text = recording.to_json() if target.suffix == ".json" else report_html(recording, findings)
-    partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
-    try:
-        partial.write_text(text, encoding="utf-8")
-        os.replace(partial, target)
-    finally:
-        partial.unlink(missing_ok=True)
+    # File names, functions and programs are nobody else's business.
+    write_private_file(target, text.encode())
 
 
 @dataclass(frozen=True, slots=True, repr=False)

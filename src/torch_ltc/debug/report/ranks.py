@@ -6,11 +6,11 @@ import html
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from torch_ltc.debug.recording import Finding, Recording
 from torch_ltc.debug.report.page import page_policy, report_html
 from torch_ltc.formatting import duration_text, size_text
+from torch_ltc.private_files import write_private_file
 from torch_ltc.program.collectives import NAMESPACE
 
 __all__ = ["RankReport", "merged_html", "write_merged"]
@@ -85,4 +85,4 @@ def merged_html(reports: Sequence[RankReport]) -> str:
 
 def write_merged(path: str | os.PathLike[str], reports: Sequence[RankReport]) -> None:
     """Write the page to `path`."""
-    Path(path).write_text(merged_html(reports), encoding="utf-8")
+    write_private_file(path, merged_html(reports).encode())

@@ -1,0 +1,71 @@
+"""Runs programs in a mode, compares with the oracle, and makes failing ones smaller."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import torch_ltc
+from tests.fuzz import runner
+from tests.fuzz.program import Mode, Program
+from tests.fuzz.runner import Seen
+
+Oracle = Callable[[Program], list[Seen]]
+TOLERANCE = 2e-3
+
+
+def eager(program: Program) -> list[Seen]:
+    """What is seen on the CPU."""
+    return runner.run(program.statements, "cpu", program.variants, program.seed, program.threads)
+
+
+def check(program: Program, mode: Mode, oracle: Oracle = eager) -> str | None:
+    """How the program differs from the oracle in the mode that is entered; None when it does not. Raises Skip."""
+    theirs = oracle(program)
+    ours = runner.run(program.statements, "ltc", program.variants, program.seed, program.threads)
+    for place, (left, right) in enumerate(zip(ours, theirs, strict=True)):
+        found = runner.compare(left, right, program.statements, 0.0 if mode.equal else TOLERANCE)
+        if found:
+            return f"execution {place}: {found}"
+    return None
+
+
+def failure_kind(found: str) -> str:
+    """The part of a difference that must stay when the program is made smaller."""
+    what = found.split(": ", 1)[1]
+    return what.split(":")[0].split(" ")[0]
+
+
+def _smaller(program: Program) -> Iterator[Program]:
+    """Programs with less, the largest steps first."""
+    count = len(program.statements)
+    step = count // 2
+    while step >= 1:
+        for begin in range(count - step, -1, -step):
+            rest = program.statements[:begin] + program.statements[begin + step :]
+            yield replace(program, statements=rest)
+        step //= 2
+    for place in range(len(program.variants)):
+        if len(program.variants) > 1:
+            yield replace(program, variants=program.variants[:place] + program.variants[place + 1 :])
+
+
+def shrink(program: Program, found: str, mode: Mode, oracle: Oracle = eager, most: int = 300) -> tuple[Program, str]:
+    """The smallest program that was found to fail in the same way, each try with empty caches."""
+    kind, tries = failure_kind(found), 0
+    smaller: Program | None = program
+    while smaller is not None and tries < most:
+        program, smaller = smaller, None
+        for candidate in _smaller(program):
+            tries += 1
+            torch_ltc.ir_cache.reset()
+            try:
+                now = check(candidate, mode, oracle)
+            except runner.Skip:
+                continue
+            if now and failure_kind(now) == kind:
+                smaller, found = candidate, now
+                break
+            if tries >= most:
+                break
+    return program, found

@@ -1,0 +1,68 @@
+"""The modes that programs are run in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import torch_ltc
+from tests.fuzz.program import Mode
+from tests.support.graphs import StandInGraphs
+from torch_ltc.config import settings
+from torch_ltc.execute import capture
+
+MODES = {
+    mode.name: mode
+    for mode in (
+        Mode("interpreter", {"backend": "interpreter", "tiers": "blocking"}),
+        Mode("torchscript", {"backend": "torchscript", "tiers": "blocking"}),
+        Mode("off", {"backend": "torchscript", "tiers": "off"}),
+        Mode("auto", {"backend": "auto", "tiers": "background"}),
+        Mode("fixed", {"backend": "torchscript", "tiers": "blocking", "promotion": False}),
+        Mode("short", {"backend": "torchscript", "tiers": "blocking", "pending_bound": 3, "tree_bound": 50}),
+        Mode("captured", {"backend": "interpreter", "tiers": "blocking", "cuda_graphs": "always"}, captured=True),
+        Mode("python", {"backend": "torchscript", "tiers": "blocking"}, {"LTC_NATIVE": "0"}),
+        Mode("native", {"backend": "torchscript", "tiers": "blocking"}, {"LTC_NATIVE": "1"}),
+        Mode("python-interpreter", {"backend": "interpreter"}, {"LTC_NATIVE": "0"}),
+        Mode(
+            "python-captured", {"backend": "interpreter", "cuda_graphs": "always"}, {"LTC_NATIVE": "0"}, captured=True
+        ),
+        Mode("inductor", {"backend": "inductor", "tiers": "blocking"}, equal=False),
+        Mode("xla", {"backend": "xla", "tiers": "blocking"}, equal=False),
+        # With LTC_TS_CUDA=1 and `--oracle cuda`.
+        Mode("cuda", {"cuda_graphs": "always"}, {"LTC_TS_CUDA": "1"}, equal=False),
+        Mode("cuda-interpreter", {"backend": "interpreter", "cuda_graphs": "off"}, {"LTC_TS_CUDA": "1"}, equal=False),
+        Mode("cuda-captured", {"backend": "interpreter", "cuda_graphs": "always"}, {"LTC_TS_CUDA": "1"}, equal=False),
+    )
+}
+# Those that the corpus of the tests runs in, with the extension in C++ as it is there or not.
+EVERYWHERE = ("interpreter", "torchscript", "off", "auto", "fixed", "short", "captured")
+
+
+@contextmanager
+def stand_in() -> Iterator[None]:
+    """The CPU has graphs that can be captured."""
+    before = capture._by_device.get("cpu")
+    capture._by_device["cpu"] = StandInGraphs()
+    torch_ltc.ir_cache.reset()
+    try:
+        yield
+    finally:
+        torch_ltc.sync(wait=True)
+        torch_ltc.ir_cache.reset()
+        if before is None:
+            del capture._by_device["cpu"]
+        else:
+            capture._by_device["cpu"] = before
+
+
+@contextmanager
+def entered(mode: Mode) -> Iterator[None]:
+    """Programs run in this mode inside the block."""
+    with ExitStack() as stack:
+        stack.enter_context(settings.scope(cache_dir="off", recompiles="allow", fallback="allow", **mode.settings))
+        if mode.captured:
+            stack.enter_context(stand_in())
+        yield
+        torch_ltc.sync(wait=True)
+        torch_ltc.wait_for_compiles()

@@ -21,7 +21,7 @@ from torch_ltc.compile.disk_cache import Key, Store
 from torch_ltc.config import cache_folder, settings
 from torch_ltc.lowering import serialize
 from torch_ltc.lowering.registry import registry
-from torch_ltc.lowering.serialize import dump_data, load_data, load_executable
+from torch_ltc.lowering.serialize import load_executable
 from torch_ltc.private_files import is_private_folder
 from torch_ltc.program.instruction import Program
 
@@ -332,19 +332,3 @@ def test_the_folder_is_that_of_the_setting_or_the_users(monkeypatch: pytest.Monk
         assert cache_folder() == str(tmp_path / "mine")
     with settings.scope(cache_dir="off"):
         assert cache_folder() == ""
-
-
-class _Changing:
-    """Changes while it is written down, the first time."""
-
-    seen = 0
-
-    def __reduce__(self) -> tuple[type, tuple[int]]:
-        type(self).seen += 1
-        if self.seen == 1:
-            raise RuntimeError("dictionary changed size during iteration")
-        return int, (7,)
-
-
-def test_what_changes_while_it_is_written_down_is_written_again() -> None:
-    assert load_data(dump_data([_Changing()])) == [7]

@@ -32,8 +32,6 @@ from torch_ltc.source import Source
 __all__ = ["NotSerializableError", "dump_data", "dump_executable", "load_data", "load_executable", "load_own_data"]
 
 _PROTOCOL = 5
-# How often something that changes while it is written down is tried.
-_TRIES = 10
 
 
 class NotSerializableError(CompileError):
@@ -86,18 +84,12 @@ def load_executable(backend: Backend, program: Program, data: bytes) -> Executab
 
 
 def _dumped(pickler: Callable[[io.BytesIO], pickle.Pickler], value: object) -> bytes:
-    for _ in range(_TRIES):
-        file = io.BytesIO()
-        try:
-            pickler(file).dump(value)
-        except RuntimeError as error:
-            # Whoever runs an executable meanwhile gives its objects attributes: their dictionaries change.
-            changed = error
-        except (pickle.PicklingError, TypeError, AttributeError, ValueError) as error:
-            raise NotSerializableError(f"cannot be written down: {error}") from error
-        else:
-            return file.getvalue()
-    raise NotSerializableError(f"cannot be written down: {changed}") from changed
+    file = io.BytesIO()
+    try:
+        pickler(file).dump(value)
+    except (pickle.PicklingError, TypeError, AttributeError, ValueError) as error:
+        raise NotSerializableError(f"cannot be written down: {error}") from error
+    return file.getvalue()
 
 
 def _operator(name: str, overload: str) -> OpOverload:

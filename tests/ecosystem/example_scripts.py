@@ -32,12 +32,18 @@ def of_the_cpu(name):
     def drawn(*args, device=None, **kwargs):
         given = [arg.cpu() if isinstance(arg, torch.Tensor) else arg for arg in args]
         place = device or next((arg.device for arg in args if isinstance(arg, torch.Tensor)), None)
-        made = draw(*given, device="cpu", **kwargs) if name != "multinomial" else draw(*given, **kwargs)
+        made = draw(*given, device="cpu", **kwargs)
         return made if place is None else made.to(place)
     setattr(torch, name, drawn)
 
-for name in ("randn", "randn_like", "multinomial"):
+for name in ("randn", "randn_like"):
     of_the_cpu(name)
+
+def multinomial(input, num_samples, *args, **kwargs):
+    drawn = [random.choices(range(len(row)), row, k=num_samples) for row in input.tolist()]
+    return torch.tensor(drawn, device=input.device)
+
+torch.multinomial = multinomial
 def normal_(tensor, mean=0.0, std=1.0, generator=None):
     with torch.no_grad():
         return tensor.copy_(torch.empty(tensor.size(), device="cpu").normal_(mean, std))

@@ -44,8 +44,8 @@ NANOGPT = [
 ]
 # Durations differ.
 VARYING = re.compile(r"time.*|ms/batch[ \d.]*|(Time|Data) +[\d.]+ \( *[\d.]+\)|\([\d.]+s\)")
-# Lines that name the device, or the arguments.
-OF_DEVICE = re.compile(r"Using |Namespace\(")
+# Lines that name the device or the arguments, or say whether data are there.
+OF_DEVICE = re.compile(r"Using |Namespace\(|Downloading|Dataset already")
 
 
 @pytest.fixture

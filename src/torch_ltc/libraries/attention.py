@@ -44,19 +44,19 @@ def _attend(
     query: Tensor, key: Tensor, value: Tensor, offsets: Tensor, key_offsets: Tensor, scale: float | None
 ) -> Tensor:
     """Eager's attention of jagged tensors with these values (positions, heads, features); the values of its result."""
-    ours = torch.nested.nested_tensor_from_jagged(query, offsets).transpose(1, 2)
-    # Equal offsets in one tensor make the sizes of nested tensors equal.
-    others = [torch.nested.nested_tensor_from_jagged(values, key_offsets).transpose(1, 2) for values in (key, value)]
-    out: Tensor = F.scaled_dot_product_attention(ours, *others, scale=scale)
-    values: Tensor = out.transpose(1, 2).values()  # type: ignore[no-untyped-call]
-    return values.contiguous()
+    queries = torch.nested.nested_tensor_from_jagged(query, offsets).transpose(1, 2)
+    # The sizes of nested tensors are equal if their offsets are one tensor.
+    keys = torch.nested.nested_tensor_from_jagged(key, key_offsets).transpose(1, 2)
+    values = torch.nested.nested_tensor_from_jagged(value, key_offsets).transpose(1, 2)
+    out = F.scaled_dot_product_attention(queries, keys, values, scale=scale)
+    return out.transpose(1, 2).values().contiguous()
 
 
-def _attend_backward(grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+def _attend_backward(grad: Tensor, *given: Any) -> tuple[Tensor, ...]:
     """The gradients of the values, by PyTorch's autograd."""
     with with_autograd():
-        leaves = [tensor.detach().requires_grad_() for tensor in (query, key, value)]
-        found = torch.autograd.grad(_attend(*leaves, *rest), leaves, grad)
+        leaves: list[Any] = [tensor.detach().requires_grad_() for tensor in given[:3]]
+        found = torch.autograd.grad(_attend(*leaves, *given[3:]), leaves, grad)
     return tuple([tensor.contiguous() for tensor in found])
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import torch_ltc
+from torch_ltc.config import settings
 from torch_ltc.events import SyncEvent, SyncReason, subscribe
 
 DTYPES = [torch.bfloat16, torch.float16]
@@ -65,6 +66,18 @@ def test_regions_nest_and_can_be_turned_off() -> None:
         assert (x.double() @ x.double()).dtype is torch.float64
     assert (x @ x).dtype is torch.float32
     assert not torch.is_autocast_enabled("ltc")
+
+
+def test_the_dtype_follows_the_physical_device_until_one_is_chosen() -> None:
+    with settings.scope(device_type="cuda"):
+        with torch.autocast("ltc"):
+            assert torch.get_autocast_dtype("ltc") is torch.get_autocast_dtype("cuda")
+        with torch.autocast("ltc", torch.bfloat16):
+            assert torch.get_autocast_dtype("ltc") is torch.bfloat16
+    assert torch.get_autocast_dtype("ltc") is torch.get_autocast_dtype("cpu")
+    with torch.autocast("ltc", torch.float16):
+        assert torch.get_autocast_dtype("ltc") is torch.float16
+    assert torch.get_autocast_dtype("ltc") is torch.get_autocast_dtype("cpu")
 
 
 def test_the_dtype_is_the_physical_devices_in_every_thread() -> None:

@@ -232,7 +232,8 @@ def _setting(set_dtype: Any) -> Any:
     def set_autocast_dtype(device_type: str, dtype: torch.dtype) -> None:
         set_dtype(device_type, dtype)
         if device_type == "ltc":
-            _chosen.dtype = True
+            # A block of autocast sets what it has found at its end: nothing is chosen by that.
+            _chosen.dtype = dtype is not torch.get_autocast_dtype(settings.device_type)
 
     return set_autocast_dtype
 

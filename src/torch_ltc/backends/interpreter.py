@@ -161,7 +161,10 @@ def _last_uses(program: Program, inputs: list[Input], calls: list[Call]) -> list
         last.pop(instruction.number, None)
     dead: list[Any] = [()] * len(calls)
     for number, index in last.items():
-        dead[index] = (*dead[index], number)
+        if dead[index]:
+            dead[index].append(number)
+        else:
+            dead[index] = [number]
     return dead
 
 

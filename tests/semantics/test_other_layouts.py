@@ -17,7 +17,7 @@ from torch_ltc.errors import DataAccessError, UnsupportedLayoutError
 
 pytestmark = [
     pytest.mark.usefixtures("allowed_fallback"),
-    pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta state:UserWarning"),
+    pytest.mark.filterwarnings("ignore:Sparse [A-Z]* tensor support is in beta state:UserWarning"),
     pytest.mark.filterwarnings("ignore:Sparse invariant checks are implicitly disabled:UserWarning"),
     pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage:UserWarning"),
     pytest.mark.filterwarnings("ignore:.*quantize_per_tensor:UserWarning"),
@@ -248,7 +248,7 @@ def test_the_operator_of_attention_returns_weights_where_they_are_asked_for(need
     assert (ours[1] is None) == (expected[1] is None) != need_weights
 
 
-@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta state")
+@pytest.mark.filterwarnings("ignore:Sparse [A-Z]* tensor support is in beta state")
 def test_the_indices_of_a_compressed_tensor_are_checked_at_the_call() -> None:
     with settings.scope(fallback="allow"), torch.sparse.check_sparse_tensor_invariants():
         rows, columns, values = lazy(torch.tensor([0, 2, 3]), torch.tensor([0, 2, 1]), torch.tensor([1.0, 2.0, 3.0]))

@@ -7,9 +7,8 @@ from contextlib import ExitStack, contextmanager
 
 import torch_ltc
 from tests.fuzz.program import Mode
-from tests.support.graphs import StandInGraphs
+from tests.support.graphs import graphs_on_the_cpu
 from torch_ltc.config import settings
-from torch_ltc.execute import capture
 
 MODES = {
     mode.name: mode
@@ -40,29 +39,12 @@ EVERYWHERE = ("interpreter", "torchscript", "off", "auto", "fixed", "short", "ca
 
 
 @contextmanager
-def stand_in() -> Iterator[None]:
-    """The CPU has graphs that can be captured."""
-    before = capture._by_device.get("cpu")
-    capture._by_device["cpu"] = StandInGraphs()
-    torch_ltc.ir_cache.reset()
-    try:
-        yield
-    finally:
-        torch_ltc.sync(wait=True)
-        torch_ltc.ir_cache.reset()
-        if before is None:
-            del capture._by_device["cpu"]
-        else:
-            capture._by_device["cpu"] = before
-
-
-@contextmanager
 def entered(mode: Mode) -> Iterator[None]:
     """Programs run in this mode inside the block."""
     with ExitStack() as stack:
         stack.enter_context(settings.scope(cache_dir="off", recompiles="allow", fallback="allow", **mode.settings))
         if mode.captured:
-            stack.enter_context(stand_in())
+            stack.enter_context(graphs_on_the_cpu())
         yield
         torch_ltc.sync(wait=True)
         torch_ltc.wait_for_compiles()

@@ -343,7 +343,7 @@ def main(
     torch.set_num_threads(1)
     theirs = run(statements, "cpu", variants, seed, threads)
     lazy = importlib.import_module("torch_ltc")
-    stand_in = importlib.import_module("tests.fuzz.modes").stand_in() if captured else nullcontext()
+    stand_in = importlib.import_module("tests.support.graphs").graphs_on_the_cpu() if captured else nullcontext()
     with lazy.config.settings.scope(cache_dir="off", recompiles="allow", **settings), stand_in:
         ours = run(statements, "ltc", variants, seed, threads)
     status = 0

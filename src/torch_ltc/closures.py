@@ -6,6 +6,8 @@ long, and must never hold up the worker that computes what it reads.
 """
 
 import atexit
+import os
+import sys
 import threading
 import time
 import traceback
@@ -14,8 +16,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
-
-import torch
 
 from torch_ltc.config import settings
 from torch_ltc.deferred import fail_exit
@@ -33,8 +33,6 @@ __all__ = [
 
 Closure: TypeAlias = Callable[[], object]
 
-# The code of the package and of PyTorch.
-_OWN = tuple(str(Path(file).parent) for file in (__file__, torch.__file__))
 _MOST_FRAMES = 4
 _IDLE_S = 3.0
 _EXIT_WAIT_S = 60.0
@@ -266,8 +264,10 @@ def wait_step_closures(timeout_s: float | None = None) -> None:
 
 def _list_errors(what: str, raised: Sequence[BaseException]) -> str:
     lines = ["  " + traceback.format_exception_only(error)[-1].strip() for error in raised]
-    # The lines of the user's that the first comes through, from the closure on.
-    frames = [frame for frame in traceback.extract_tb(raised[0].__traceback__) if not frame.filename.startswith(_OWN)]
+    # The lines of the user's that the first comes through, from the closure on. This module does not import PyTorch.
+    modules = [sys.modules[name] for name in ("torch_ltc", "torch") if name in sys.modules]
+    own = tuple(f"{Path(module.__file__).parent}{os.sep}" for module in modules if module.__file__)
+    frames = [frame for frame in traceback.extract_tb(raised[0].__traceback__) if not frame.filename.startswith(own)]
     places = [f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in frames[:_MOST_FRAMES]]
     where = [f"  the first at {', '.join(places)}"] if places else []
     return "\n".join([what, *lines, *where])

@@ -25,6 +25,7 @@ from torch_ltc.execute import capture, captured_program
 from torch_ltc.execute.graph_cache import graph_cache
 from torch_ltc.lowering.interface import Arguments
 from torch_ltc.program.instruction import Call
+from torch_ltc.record.buffer import buffer_of
 from torch_ltc.testing import conformance
 
 
@@ -397,6 +398,19 @@ def test_captured_programs_pass_the_cases_of_the_conformance_suite(graphs: Stand
     wrong = {result.unit.case for result in report if result.failures}
     assert wrong <= {"error_in_the_middle", "error_and_writes"}, report.text()
     assert graphs.captures > 50
+
+
+def test_memory_stays_where_it_is_when_a_program_is_captured(graphs: StandInGraphs) -> None:
+    # What is captured is known by its addresses: another tensor may get one that is free.
+    x = torch.zeros(1000).to("ltc")
+    held = buffer_of(x)
+    where = held.data.data_ptr()
+    for _ in range(6):
+        x.add_(1)
+        torch_ltc.sync(wait=True)
+    assert graphs.captures
+    assert held.data.data_ptr() == where
+    assert x.sum().item() == 6000
 
 
 def test_a_program_that_resizes_memory_is_left_alone(

@@ -46,7 +46,9 @@ class _TakesDown(TorchDispatchMode):
 
     def undo(self) -> None:
         for storage, value in self._saved.values():
-            storage.resize_(value.nbytes())
+            # Resizing moves memory, also to the size that it has.
+            if storage.nbytes() != value.nbytes():
+                storage.resize_(value.nbytes())
             storage.copy_(value)
 
 

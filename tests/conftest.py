@@ -1,7 +1,8 @@
 """Settings for all tests: programs are compiled by one backend when they are due, and nothing is kept on disk.
 
-So that a test can count what was compiled and see what ran. `LTC_TEST_TIERS=background` and `LTC_TEST_BACKEND=auto` run
-them with the defaults instead: what they compute must be the same. Two markers say what depends on it:
+So that a test can count what was compiled and see what ran. `LTC_TEST_TIERS=background`, `LTC_TEST_BACKEND=auto` and
+`LTC_TEST_EAGER=auto` run them with the defaults instead: what they compute must be the same. Two markers say what
+depends on it:
 
 - `blocking_tiers`: counts compilations, or looks at the run that must be the backend's; keeps `blocking`.
 - `blocking_session`: the same, of a run that it shares with other tests; skipped with `background`.
@@ -16,6 +17,7 @@ import pytest
 
 TIERS = os.environ.get("LTC_TEST_TIERS", "blocking")
 BACKEND = os.environ.get("LTC_TEST_BACKEND", "torchscript")
+EAGER = os.environ.get("LTC_TEST_EAGER", "off")
 
 
 @pytest.fixture(autouse=True)
@@ -27,13 +29,14 @@ def tiers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
     monkeypatch.setenv("LTC_TIERS", chosen)
     monkeypatch.setenv("LTC_CACHE_DIR", "off")
     monkeypatch.setenv("LTC_BACKEND", BACKEND)
+    monkeypatch.setenv("LTC_EAGER_REGIONS", EAGER)
     # One line of a test often compiles one program after the other.
     monkeypatch.setenv("LTC_RECOMPILES", "allow")
     # Imported late: some tests look at what importing the package does.
     config = pytest.importorskip("torch_ltc.config")
     settings = config.settings
     before = {name: getattr(settings, name) for name in config.SETTINGS}
-    with settings.scope(tiers=chosen, cache_dir="off", recompiles="allow", backend=BACKEND):
+    with settings.scope(tiers=chosen, cache_dir="off", recompiles="allow", backend=BACKEND, eager_regions=EAGER):
         # A program that another test has recorded first has the lines of that test.
         pytest.importorskip("torch_ltc").ir_cache.reset()
         yield

@@ -205,6 +205,14 @@ SETTINGS: Mapping[str, Setting] = {
             "Operations that always run eagerly, as 'aten::add', several separated by ','.",
         ),
         Setting(
+            "eager_regions",
+            "auto",
+            "LTC_EAGER_REGIONS",
+            "Whether calls run at once, on the CPU, instead of being recorded: 'auto' while a loop reads about as "
+            "often as it computes, 'always', or 'off'. Needs the extension in C++.",
+            choices=("auto", "always", "off"),
+        ),
+        Setting(
             "sync_after_optimizer",
             True,
             "LTC_SYNC_AFTER_OPTIMIZER",
@@ -353,6 +361,7 @@ class Settings:
     rank_check: int
     fallback: Literal["allow", "warn", "error"]
     force_fallback: str
+    eager_regions: Literal["auto", "always", "off"]
     sync_after_optimizer: bool
     pending_bound: int
     tree_bound: int

@@ -19,6 +19,7 @@ MODES = {
         Mode("auto", {"backend": "auto", "tiers": "background"}),
         Mode("fixed", {"backend": "torchscript", "tiers": "blocking", "promotion": False}),
         Mode("short", {"backend": "torchscript", "tiers": "blocking", "pending_bound": 3, "tree_bound": 50}),
+        Mode("eager", {"backend": "torchscript", "tiers": "blocking", "eager_regions": "always"}),
         Mode("captured", {"backend": "interpreter", "tiers": "blocking", "cuda_graphs": "always"}, captured=True),
         Mode("python", {"backend": "torchscript", "tiers": "blocking"}, {"LTC_NATIVE": "0"}),
         Mode("native", {"backend": "torchscript", "tiers": "blocking"}, {"LTC_NATIVE": "1"}),
@@ -35,7 +36,7 @@ MODES = {
     )
 }
 # Those that the corpus of the tests runs in, with the extension in C++ as it is there or not.
-EVERYWHERE = ("interpreter", "torchscript", "off", "auto", "fixed", "short", "captured")
+EVERYWHERE = ("interpreter", "torchscript", "off", "auto", "fixed", "short", "eager", "captured")
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import torch
 
 from torch_ltc.debug.history import history
 from torch_ltc.debug.messages import MESSAGES
-from torch_ltc.debug.recording import CompileRow, Explanation, ProgramRow, Recording
+from torch_ltc.debug.recording import CompileRow, EagerRow, Explanation, ProgramRow, Recording
 from torch_ltc.errors import LtcError, RecordingError
 from torch_ltc.events import SyncReason
 from torch_ltc.execute.pending import uncomputed
@@ -98,10 +98,19 @@ def _overview(recording: Recording, compiles: list[CompileRow]) -> str:
     captured = [row for row in recording.programs if row.capture]
     if captured:
         pages.append("\n".join(f"program {row.identity}: {row.capture}; {row.replays} replays" for row in captured))
+    if recording.eager.calls:
+        pages.append(_eager_text(recording.eager))
     loaded = sum(row.loaded for row in recording.compiles)
     if loaded:
         pages.append(f"{count_text(loaded, 'program')} loaded from disk, compiled by earlier processes")
     return "\n\n".join(pages)
+
+
+def _eager_text(eager: EagerRow) -> str:
+    ran = f"{count_text(eager.calls, 'call')} and {count_text(eager.reads, 'read')} ran at once"
+    lines = [f"{ran}, in {count_text(eager.begun, 'eager region')}: loops that read about as often as they compute"]
+    lines += [f"  at {place.describe()}, begun {count_text(times, 'time')}" for place, times in eager.places]
+    return "\n".join(lines)
 
 
 def _title(row: CompileRow) -> str:

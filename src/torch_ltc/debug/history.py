@@ -21,6 +21,7 @@ from torch_ltc.debug.causes import Compared, explain_compile, explain_new
 from torch_ltc.debug.recording import (
     BufferRow,
     CompileRow,
+    EagerRow,
     Explanation,
     FallbackRow,
     Line,
@@ -49,6 +50,7 @@ from torch_ltc.events import (
     SyncReason,
     UploadEvent,
 )
+from torch_ltc.execute.eager_region import eager_regions
 from torch_ltc.execute.memory import memory, physical_figures
 from torch_ltc.execute.sync import program_synced
 from torch_ltc.formatting import duration_text
@@ -104,6 +106,7 @@ class History:
             memory.forget_samples()
             self._step = self._optimizer_steps = self._explicit_steps = 0
             self._first_run = memory.run
+            eager_regions.reset()
 
     def listen(self) -> None:
         """Begin to listen. A second call does nothing."""
@@ -380,6 +383,7 @@ class History:
                 memory=self._memory(),
                 metrics=figures,
                 nonfinite=tuple(self._nonfinite),
+                eager=_eager_row(),
                 functions=tuple([text for explain in functions_explained for text in explain()]),
                 dropped_spans=self._span_count - len(self._spans),
                 dropped_programs=self._dropped_programs,
@@ -451,6 +455,11 @@ class History:
 def _sync_row(row: LineFigures) -> SyncRow:
     programs = tuple(row.programs)
     return SyncRow(row.source, row.kind, row.reason, row.count, row.steps, row.wait_s, row.size_bytes, programs)
+
+
+def _eager_row() -> EagerRow:
+    figures = eager_regions.figures()
+    return EagerRow(figures.begun, figures.calls, figures.reads, tuple(eager_regions.places.items()))
 
 
 def _setting_rows() -> tuple[SettingRow, ...]:

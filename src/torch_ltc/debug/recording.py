@@ -219,6 +219,17 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
+class EagerRow:
+    """Eager regions: how many there were, their calls and reads, and lines that read where they began, with how
+    often."""
+
+    begun: int = 0
+    calls: int = 0
+    reads: int = 0
+    places: tuple[tuple[Source, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Recording:
     """Everything. `started` is local time in ISO form; `dropped_spans` and `dropped_programs` count what was too old to
     be kept; figures in rows count all of the run all the same."""
@@ -239,6 +250,7 @@ class Recording:
     nonfinite: tuple[NonFiniteRow, ...] = ()
     # What each jit function says of its calls, as `explain()` has it.
     functions: tuple[str, ...] = ()
+    eager: EagerRow = field(default_factory=EagerRow)
     dropped_spans: int = 0
     dropped_programs: int = 0
     format: int = FORMAT

@@ -258,6 +258,15 @@ def has_compatible_type(tensor: torch.Tensor, source: torch.Tensor) -> bool:
 _HIT: tuple[tuple[Any, Operator], ...] = ((copy_, _COPY), (to_copy, _TO_COPY), (index, _INDEX))
 for _kernel, _operator in _HIT:
     _kernel.operator = _operator
+# These are not recorded, and may run at once.
+_UNRECORDED: tuple[tuple[Any, Any], ...] = (
+    (empty, aten.empty.memory_format),
+    (empty_strided, aten.empty_strided.default),
+    (local_scalar_dense, aten._local_scalar_dense.default),
+)
+for _kernel, _op in _UNRECORDED:
+    _kernel.operator = Operator(_op)
+    _kernel.unrecorded = True
 
 COMPOSITES = {"aten::_has_compatible_shallow_copy_type": has_compatible_type}
 

@@ -165,6 +165,8 @@ def eager_kernel(operator: Operator, reason: str) -> Kernel:
     def kernel(*args: Any, **kwargs: Any) -> Any:
         return run_eagerly(operator, operator.values(args, kwargs), reason)
 
+    kernel.operator = operator  # type: ignore[attr-defined]
+    kernel.unrecorded = True  # type: ignore[attr-defined]
     return kernel
 
 

@@ -169,7 +169,8 @@ def _implement(aten: Any, name: str, kernel: Kernel) -> None:
     if native is None or operator is None:
         aten.impl(name, "PrivateUse1", kernel, False)
         return
-    operator.native = make_native_operator(operator, getattr(kernel, "versions", []))
+    unrecorded = getattr(kernel, "unrecorded", False)
+    operator.native = make_native_operator(operator, getattr(kernel, "versions", []), unrecorded)
     # No tensor has this key: the kernel in C++ calls what is registered there.
     aten.impl(name, "PrivateUse2", kernel, False)
     operator.native.register()

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 from torch_ltc import metrics
 from torch_ltc.compile.program_cache import CachedProgram
+from torch_ltc.config import settings
 
 # Modules that only replace something: importing them is enough.
 from torch_ltc.device import (  # noqa: F401
@@ -26,6 +27,7 @@ from torch_ltc.device import (  # noqa: F401
 from torch_ltc.device.kernels import apply_forced_fallback
 from torch_ltc.device.library import register_kernels
 from torch_ltc.errors import LtcWarning
+from torch_ltc.execute.eager_region import eager_regions
 from torch_ltc.execute.sync import program_synced
 from torch_ltc.native.library import extension
 from torch_ltc.pytorch.patches import changes
@@ -55,6 +57,8 @@ def set_up() -> None:
         metrics.on_reset(_forget_counts)
         apply_forced_fallback()
         install()
+    if settings.eager_regions == "always":
+        eager_regions.apply_setting()
 
 
 @contextmanager

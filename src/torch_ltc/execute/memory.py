@@ -20,6 +20,7 @@ import torch
 from torch_ltc.errors import LtcError, PoisonedTensorError
 from torch_ltc.formatting import size_text
 from torch_ltc.lowering.out_of_memory import is_out_of_memory, memory_needed
+from torch_ltc.native.recording import native
 from torch_ltc.program.instruction import Call, Program
 from torch_ltc.record.buffer import Buffer, physical_device
 from torch_ltc.source import UNKNOWN, Source
@@ -72,9 +73,14 @@ class MemoryCount:
         self._held: dict[weakref.ref[Buffer], tuple[int, Maker, int]] = {}
         # The number of the program that ran last.
         self.run = 0
-        self.current_bytes = 0
+        self._counted_bytes = 0
         self.peak_bytes = 0
         self.forget_samples()
+
+    @property
+    def current_bytes(self) -> int:
+        """Bytes held now, also by buffers that eager regions have made and that Python has not seen."""
+        return self._counted_bytes + (0 if native is None else int(native.unseen_bytes()))
 
     def forget_samples(self) -> None:
         """Begin to sample anew."""
@@ -113,15 +119,14 @@ class MemoryCount:
                 # A gradient that a replay writes to anew is counted once.
                 counted = held.get(reference)
                 held[reference] = (size_bytes, maker, run)
-                self.current_bytes += size_bytes if counted is None else size_bytes - counted[0]
-                if self.current_bytes > self.peak_bytes:
-                    self.peak_bytes = self.current_bytes
+                self._counted_bytes += size_bytes if counted is None else size_bytes - counted[0]
+            self.peak_bytes = max(self.peak_bytes, self.current_bytes)
 
     def _release(self, reference: weakref.ref[Buffer]) -> None:
         # Called while a buffer is freed, possibly inside `hold`: a plain dict operation, no lock.
         held = self._held.pop(reference, None)
         if held is not None:
-            self.current_bytes -= held[0]
+            self._counted_bytes -= held[0]
 
     def figures(self) -> dict[str, int]:
         """Current and peak bytes, under the names other devices use."""

@@ -11,6 +11,7 @@ from types import TracebackType
 
 from torch_ltc.errors import SyncForbiddenError
 from torch_ltc.events import SyncReason
+from torch_ltc.native.recording import native
 from torch_ltc.pytorch.private import backward_pass
 from torch_ltc.record.call_site import current_source
 
@@ -73,6 +74,9 @@ class _Scope:
 
 
 def _set(thread: int, forbidden: bool) -> None:
+    if native is not None and forbidden != (thread in sync_guard.threads):
+        # What is read in an eager region is no sync: it is recorded, and the sync is refused.
+        native.suspend_eager(1 if forbidden else -1)
     if forbidden:
         sync_guard.threads.add(thread)
     else:

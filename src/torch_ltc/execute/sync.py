@@ -32,6 +32,7 @@ from torch_ltc.events import (
 from torch_ltc.execute.buffer_passes import plain_data, renew, set_jobs, set_makers
 from torch_ltc.execute.capture import graphs_of
 from torch_ltc.execute.device_loss import device_loss
+from torch_ltc.execute.eager_region import eager_regions
 from torch_ltc.execute.executor import Uses, executor
 from torch_ltc.execute.in_place import InPlace, in_place
 from torch_ltc.execute.memory import Maker, memory
@@ -120,7 +121,10 @@ def cut(reason: SyncReason, then: Callable[[], None] | None = None, *, here: boo
             if reason is SyncReason.READ:
                 # Who reads waits for it in any case.
                 told = _run_in_place(entry, inputs, scalars, lines, outputs)
-            if told is None:
+            if told is not None:
+                eager_regions.note_read(entry)
+            else:
+                eager_regions.note_program()
                 _queue(entry, inputs, scalars, lines, outputs, here, timed=reason is SyncReason.READ)
         except BaseException as error:
             # An interrupt, or no more threads: nothing of it has run, and who reads a result has to be told.

@@ -164,6 +164,36 @@ at::Tensor new_tensor(const BufferPtr& buffer, const Spec& spec, size_t size_byt
   return tensor;
 }
 
+namespace {
+
+std::atomic<int64_t> unseen{0};
+
+}  // namespace
+
+int64_t unseen_bytes() { return unseen.load(); }
+
+void Buffer::set_data(at::Tensor made) {
+  if (data.defined()) {
+    unseen.fetch_sub(static_cast<int64_t>(data.storage().nbytes()));
+  }
+  data = std::move(made);
+  if (data.defined()) {
+    unseen.fetch_add(static_cast<int64_t>(data.storage().nbytes()));
+  }
+}
+
+at::Tensor new_tensor(const at::Tensor& data) {
+  auto buffer = c10::make_intrusive<Buffer>();
+  buffer->computed = true;
+  buffer->set_data(data);
+  buffer->holders.store(1);
+  c10::Storage storage = make_storage(data.storage().nbytes(), buffer.release(), &end_of_storage);
+  auto tensor = at::detail::make_tensor<c10::TensorImpl>(
+      std::move(storage), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), data.dtype());
+  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(data.sizes(), data.strides(), data.storage_offset());
+  return tensor;
+}
+
 at::Tensor view_tensor(const at::Tensor& base, const Spec& spec) {
   auto tensor = at::detail::make_tensor<c10::TensorImpl>(
       c10::TensorImpl::VIEW, c10::Storage(base.storage()), base.key_set(), base.dtype());

@@ -84,6 +84,12 @@ struct Buffer final : c10::intrusive_ptr_target {
   std::atomic<int> holders{0};
   // The `Buffer` of Python, held as long as somebody holds this one.
   std::atomic<PyObject*> python{nullptr};
+  // Its memory, of one that an eager region has made, as long as there is no `Buffer` of Python, which has it then.
+  // Guarded by the GIL.
+  at::Tensor data;
+
+  ~Buffer() override { set_data({}); }
+  void set_data(at::Tensor made);
 
   // The absolute number of the value that is this buffer seen as the tensor sees it, or -1.
   int64_t value_of(const c10::TensorImpl& tensor, int64_t base) const;
@@ -112,6 +118,12 @@ void hold(const c10::Storage& storage, const BufferPtr& buffer);
 
 // A tensor of this spec on a new storage of so many bytes that holds the buffer.
 at::Tensor new_tensor(const BufferPtr& buffer, const Spec& spec, size_t size_bytes);
+
+// A tensor that is as the physical tensor is, on a new storage whose buffer has that.
+at::Tensor new_tensor(const at::Tensor& data);
+
+// Bytes of the buffers whose memory Python has not seen.
+int64_t unseen_bytes();
 
 // A tensor of this spec on the storage of `base`, which has the same dtype.
 at::Tensor view_tensor(const at::Tensor& base, const Spec& spec);

@@ -147,12 +147,43 @@ SpecPtr spec_of(py::handle python) {
   return spec;
 }
 
+namespace {
+
+// Of Python: the spec of a physical tensor; and what is to be done with a buffer that has got its memory.
+PyObject* spec_of_data = nullptr;
+PyObject* note_adopted = nullptr;
+
+// Give the `Buffer` of Python the memory that an eager region has made.
+py::object adopted(const BufferPtr& buffer, py::object made) {
+  auto data = py::reinterpret_steal<py::object>(THPVariable_Wrap(buffer->data));
+  SpecPtr spec = spec_of(py::handle(spec_of_data)(data));
+  PyObject* known = buffer->python.load();
+  if (known != nullptr) {
+    // Another thread was quicker.
+    return py::reinterpret_borrow<py::object>(known);
+  }
+  if (PyObject_SetAttrString(made.ptr(), "data", data.ptr()) != 0) {
+    throw py::error_already_set();
+  }
+  buffer->spec = std::move(spec);
+  buffer->python.store(py::object(made).release().ptr());
+  buffer->set_data({});
+  release_python(*buffer);
+  py::handle{note_adopted}(made);
+  return made;
+}
+
+}  // namespace
+
 py::object python_of(const BufferPtr& buffer) {
   PyObject* known = buffer->python.load();
   if (known == nullptr) {
     py::object made = py::reinterpret_steal<py::object>(new_python_buffer(buffer_class, buffer));
     if (!made) {
       throw py::error_already_set();
+    }
+    if (buffer->data.defined()) {
+      return adopted(buffer, std::move(made));
     }
     known = made.inc_ref().ptr();
     buffer->python.store(known);
@@ -220,6 +251,10 @@ void bind_buffers(py::module_& module) {
   module.attr("Buffer") = py::handle(reinterpret_cast<PyObject*>(&python_buffer_type));
   module.def("set_buffer_class", [](py::object made) {
     buffer_class = reinterpret_cast<PyTypeObject*>(made.release().ptr());
+  });
+  module.def("set_adopting", [](py::object spec, py::object note) {
+    spec_of_data = spec.release().ptr();
+    note_adopted = note.release().ptr();
   });
   module.def("find_buffer", &find_buffer);
   module.def("number_of", &number_of);

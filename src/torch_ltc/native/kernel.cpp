@@ -2,6 +2,8 @@
 
 #include "kernel.h"
 
+#include "eager.h"
+
 namespace torch_ltc {
 namespace {
 
@@ -12,7 +14,7 @@ class Kernel final : public c10::OperatorKernel {
   void operator()(const c10::OperatorHandle& handle, c10::DispatchKeySet, torch::jit::Stack* stack) {
     const size_t n = op_->arguments.size();
     Values returned;
-    if (op_->python_only || !recorder().hit(*op_, stack->data() + (stack->size() - n), &returned)) {
+    if (op_->python_only || !take_call(*op_, stack->data() + (stack->size() - n), &returned)) {
       handle.redispatchBoxed(kPython, stack);
       return;
     }
@@ -27,6 +29,13 @@ class Kernel final : public c10::OperatorKernel {
 };
 
 }  // namespace
+
+bool take_call(Operator& op, const c10::IValue* arguments, Values* returned) {
+  if (eager_region().on() && eager_region().run(op, arguments, returned)) {
+    return true;
+  }
+  return !op.unrecorded && recorder().hit(op, arguments, returned);
+}
 
 void register_kernel(Operator* op) {
   // Never destroyed: its end would take the kernels out while the process still computes.

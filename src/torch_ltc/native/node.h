@@ -37,6 +37,16 @@ struct Operator {
   std::vector<size_t> versions;
   // Calls go to Python, always.
   bool python_only = false;
+  // No call is recorded: Python, or an eager region, runs it.
+  bool unrecorded = false;
+  // An eager region may run it.
+  bool at_once = false;
+  // It copies between devices; it reads a number.
+  bool copies = false;
+  bool reads = false;
+  // Which arguments it writes to; for each return, the argument that it is, or -1.
+  std::vector<bool> writes;
+  std::vector<int64_t> same;
   uint64_t hits = 0;
   uint64_t misses = 0;
 };

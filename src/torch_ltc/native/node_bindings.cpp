@@ -139,6 +139,20 @@ void describe_call(
   node.op = op;
 }
 
+// The argument that a call writes to and returns here, or -1.
+int64_t written_argument(const c10::Argument& returned, const std::vector<c10::Argument>& arguments) {
+  if (returned.alias_info() == nullptr || !returned.alias_info()->isWrite()) {
+    return -1;
+  }
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    const c10::AliasInfo* alias = arguments[i].alias_info();
+    if (alias != nullptr && alias->isWrite() && alias->beforeSets() == returned.alias_info()->beforeSets()) {
+      return static_cast<int64_t>(i);
+    }
+  }
+  return -1;
+}
+
 Operator* make_operator(
     const std::string& name, const std::string& overload, const std::vector<int>& kinds, bool random, bool located,
     std::vector<size_t> versions) {
@@ -148,9 +162,15 @@ Operator* make_operator(
   op->random = random;
   op->located = located;
   op->versions = std::move(versions);
+  op->copies = name == "aten::_to_copy" || name == "aten::copy_";
+  op->reads = name == "aten::_local_scalar_dense";
   const auto& arguments = handle.schema().arguments();
+  for (const c10::Argument& returned : handle.schema().returns()) {
+    op->same.push_back(written_argument(returned, arguments));
+  }
   for (size_t i = 0; i < kinds.size(); ++i) {
     const auto& argument = arguments[i];
+    op->writes.push_back(argument.alias_info() != nullptr && argument.alias_info()->isWrite());
     op->arguments.push_back(
         {static_cast<Kind>(kinds[i]), argument.real_type(), argument.default_value().value_or(c10::IValue())});
   }
@@ -164,6 +184,8 @@ void bind_nodes(py::module_& module) {
       .def(py::init(&make_operator))
       .def("register", [](Operator& self) { register_kernel(&self); })
       .def_readwrite("python_only", &Operator::python_only)
+      .def_readwrite("unrecorded", &Operator::unrecorded)
+      .def_readwrite("at_once", &Operator::at_once)
       .def_readonly("name", &Operator::name)
       .def_readonly("hits", &Operator::hits)
       .def_readonly("misses", &Operator::misses);

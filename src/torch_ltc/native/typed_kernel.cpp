@@ -111,7 +111,7 @@ struct Typed<Result(Parameters...)> {
       return false;
     }
     const Arguments<sizeof...(Given)> arguments{{borrowed(given)...}};
-    return recorder().hit(*op, arguments.values.data(), returned);
+    return take_call(*op, arguments.values.data(), returned);
   }
 
   template <class... Given>

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from torch_ltc.native.recording import native
 from torch_ltc.program.instruction import Call, Return, ReturnKind
 from torch_ltc.program.spec import Spec
@@ -28,16 +30,22 @@ _KINDS = {
     Kind.DEVICE: 6,
     Kind.DROPPED: 7,
 }
+_RESHAPING = frozenset(f"aten::{name}" for name in ("resize_", "resize_as_", "set_", "addbmm_"))
 _FRESH, _SHARED, _VIEW, _SAME, _NOTHING, _CONSTANT = range(6)
 _Result = tuple[int, int, Spec | None]
 
 
-def make_native_operator(operator: Operator, versions: list[int]) -> Any:
-    """The operator in C++, whose kernel tries the hit path. `versions` are places of lists of tensors whose versions it
-    counts up."""
+def make_native_operator(operator: Operator, versions: list[int], unrecorded: bool = False) -> Any:
+    """The operator in C++, whose kernel tries the hit path, unless it is `unrecorded`. `versions` are places of lists
+    of tensors whose versions it counts up."""
     schema = operator.op._schema
     kinds = [_KINDS[kind] for kind in operator.kinds]
-    return native.Operator(schema.name, schema.overload_name, kinds, operator.random, operator.located, versions)
+    made = native.Operator(schema.name, schema.overload_name, kinds, operator.random, operator.located, versions)
+    made.unrecorded = unrecorded
+    # Not those that give a tensor another shape.
+    reshapes = torch.Tag.inplace_view in operator.op.tags or schema.name in _RESHAPING
+    made.at_once = not reshapes and not any(a.written and a.keyword_only for a in operator.arguments)
+    return made
 
 
 def link_call(parent: Node, child: Node, operator: Operator, values: tuple[Any, ...]) -> None:

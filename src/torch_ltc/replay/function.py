@@ -26,6 +26,7 @@ from torch_ltc.debug.history import functions_explained
 from torch_ltc.device.tensor_methods import leaf_hooks
 from torch_ltc.errors import JitError
 from torch_ltc.events import Event, FallbackEvent, SyncEvent, SyncReason, UploadEvent, subscribe
+from torch_ltc.execute.eager_region import eager_regions
 from torch_ltc.execute.executor import executor
 from torch_ltc.execute.sync import cut, pending_entry
 from torch_ltc.native.library import extension
@@ -279,7 +280,7 @@ class JitFunction:
             host_random = _host_random()
             numbers = {i: WatchedFloat(leaf) for i, leaf in enumerate(leaves) if type(leaf) is float}
             watched_args, watched_kwargs = _replaced((args, kwargs), iter(range(len(leaves))), numbers)
-            with settings.scope(sync_after_optimizer=False):
+            with settings.scope(sync_after_optimizer=False), eager_regions.suspended():
                 result = self._function(*watched_args, **watched_kwargs)
         finally:
             sys.stdout = printed.stream

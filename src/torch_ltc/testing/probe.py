@@ -149,7 +149,7 @@ def _settings(backend: Backend) -> dict[str, str | int | bool]:
     hot = SETTINGS["hot_after"]
     changes: dict[str, str | int | bool] = {"backend": backend.name, "fallback": "allow", "hot_after": hot.minimum or 1}
     # What is tested is what this process compiles of this very program, at the run that is looked at.
-    changes |= {"tiers": "blocking", "cache_dir": "off", "promotion": False}
+    changes |= {"tiers": "blocking", "cache_dir": "off", "promotion": False, "eager_regions": "off"}
     return {**changes, "backend_failure": "error"}
 
 

@@ -1,0 +1,393 @@
+// A call in an eager region: its tensors are replaced by the physical ones, PyTorch's kernel runs, and what it returns
+// becomes tensors of the device.
+
+#include "eager.h"
+
+#include <ATen/EmptyTensor.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <chrono>
+
+#include "conversion.h"
+#include "device.h"
+#include "handles.h"
+#include "replay.h"
+
+namespace torch_ltc {
+namespace {
+
+PyObject* interned(const char* text) { return PyUnicode_InternFromString(text); }
+
+PyObject* const kAssignmentsName = interned("_assignments");
+PyObject* const kErrorName = interned("error");
+PyObject* const kStandInName = interned("stand_in");
+PyObject* const kWaitingName = interned("_waiting");
+
+// A region ends when the loop has more calls for each read, in the mean of the latest ones; or that many without any.
+constexpr double kMostCalls = 64;
+constexpr double kKept = 0.98;
+constexpr int64_t kMostSince = 8192;
+// And when its calls take longer: then recording costs little, and a compiler may gain more. Each so many-th is timed.
+constexpr int64_t kMostNs = 30000;
+constexpr int64_t kTimedOf = 16;
+
+int64_t now_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+// The number that an attribute is; -1 when it is none.
+long long_attribute(PyObject* object, PyObject* attribute_name) {
+  PyObject* value = PyObject_GetAttr(object, attribute_name);
+  if (value == nullptr) {
+    PyErr_Clear();
+    return -1;
+  }
+  const long number = PyLong_AsLong(value);
+  Py_DECREF(value);
+  if (number == -1) {
+    PyErr_Clear();
+  }
+  return number;
+}
+
+struct Gil {
+  PyGILState_STATE state = PyGILState_Ensure();
+  ~Gil() { PyGILState_Release(state); }
+};
+
+bool is_usual(const at::Tensor& tensor) {
+  return !tensor.key_set().has_any(c10::python_ks) && tensor.layout() == at::kStrided && !tensor.is_conj() &&
+      !tensor.is_neg() && !tensor.is_quantized() && !tensor.is_nested();
+}
+
+bool is_seen_as(const at::Tensor& data, const at::Tensor& tensor) {
+  return data.dtype() == tensor.dtype() && data.storage_offset() == tensor.storage_offset() &&
+      data.sizes() == tensor.sizes() && data.strides() == tensor.strides();
+}
+
+at::Tensor seen_as(const at::Tensor& data, const at::Tensor& like, c10::DispatchKeySet keys) {
+  auto made = at::detail::make_tensor<c10::TensorImpl>(
+      c10::TensorImpl::VIEW, c10::Storage(data.storage()), keys, like.dtype());
+  made.unsafeGetTensorImpl()->set_sizes_and_strides(like.sizes(), like.strides(), like.storage_offset());
+  return made;
+}
+
+// The memory of a buffer; undefined when there is none yet, or it is no plain tensor of the host. With the GIL.
+at::Tensor data_of(const Buffer& buffer) {
+  PyObject* python = buffer.python.load();
+  if (python == nullptr) {
+    return buffer.data;
+  }
+  py::object data = attribute(python, kData);
+  if (!THPVariable_CheckExact(data.ptr()) || !attribute(python, kErrorName).is_none()) {
+    return {};
+  }
+  const at::Tensor& tensor = THPVariable_Unpack(data.ptr());
+  return tensor.is_cpu() && is_usual(tensor) ? tensor : at::Tensor();
+}
+
+// The physical tensor of a tensor of the device; undefined when the call has to be recorded. With the GIL.
+at::Tensor physical_of(const at::Tensor& tensor) {
+  if (!is_usual(tensor) || !tensor.unsafeGetTensorImpl()->has_storage()) {
+    return {};
+  }
+  const Buffer* buffer = buffer_of(tensor.storage());
+  at::Tensor data = buffer == nullptr ? at::Tensor() : data_of(*buffer);
+  if (!data.defined() || is_seen_as(data, tensor)) {
+    return data;
+  }
+  if (buffer->spec && buffer->spec->offset != data.storage_offset()) {
+    // Memory of a backend's, which lies elsewhere than it seems to.
+    return {};
+  }
+  const size_t needed = at::detail::computeStorageNbytes(
+      tensor.sizes(), tensor.strides(), tensor.dtype().itemsize(), tensor.storage_offset());
+  return needed > data.storage().nbytes() ? at::Tensor() : seen_as(data, tensor, data.key_set());
+}
+
+}  // namespace
+
+// The stack for the kernel; and the tensors of the device among the arguments, with what stands for them there.
+struct EagerRegion::Operands {
+  torch::jit::Stack stack;
+  c10::SmallVector<std::pair<at::Tensor, at::Tensor>, 8> pairs;
+  // The result is for another device.
+  bool reads = false;
+
+  bool add(const at::Tensor& tensor, bool may_be_foreign, at::Tensor& into) {
+    if (!tensor.defined() || tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
+      into = tensor;
+      return true;
+    }
+    if (!tensor.is_privateuseone()) {
+      into = tensor;
+      return may_be_foreign && tensor.is_cpu() && is_usual(tensor);
+    }
+    into = physical_of(tensor);
+    if (into.defined()) {
+      pairs.emplace_back(tensor, into);
+    }
+    return into.defined();
+  }
+
+  bool add_list(const c10::IValue& value, const c10::Type& type) {
+    const c10::Type* list = &type;
+    if (list->kind() == c10::TypeKind::OptionalType) {
+      list = list->castRaw<c10::OptionalType>()->getElementType().get();
+    }
+    if (!value.isList() || list->kind() != c10::TypeKind::ListType) {
+      return false;
+    }
+    at::Tensor physical;
+    if (list->castRaw<c10::ListType>()->getElementType()->kind() == c10::TypeKind::OptionalType) {
+      c10::List<std::optional<at::Tensor>> made;
+      for (const c10::IValue& item : value.toListRef()) {
+        if (item.isTensor() && !add(item.toTensor(), false, physical)) {
+          return false;
+        }
+        made.push_back(item.isTensor() ? std::make_optional(physical) : std::nullopt);
+      }
+      stack.emplace_back(std::move(made));
+      return true;
+    }
+    c10::List<at::Tensor> made;
+    for (const c10::IValue& item : value.toListRef()) {
+      if (!item.isTensor() || !add(item.toTensor(), false, physical)) {
+        return false;
+      }
+      made.push_back(physical);
+    }
+    stack.emplace_back(std::move(made));
+    return true;
+  }
+
+  // What the device has in place of a result; undefined where that cannot be.
+  at::Tensor wrap(const at::Tensor& result) {
+    if (!result.defined() || reads) {
+      return result;
+    }
+    for (const auto& [lazy, physical] : pairs) {
+      if (result.is_same(physical)) {
+        return lazy;
+      }
+    }
+    if (!is_usual(result)) {
+      return {};
+    }
+    const c10::StorageImpl* storage = result.storage().unsafeGetStorageImpl();
+    for (const auto& [lazy, physical] : pairs) {
+      if (physical.storage().unsafeGetStorageImpl() == storage) {
+        return seen_as(lazy, result, lazy.key_set());
+      }
+    }
+    at::Tensor made = new_tensor(result);
+    // Other results may lie on its memory.
+    pairs.emplace_back(made, result);
+    return made;
+  }
+};
+
+EagerRegion& eager_region() {
+  // Never destroyed, as the recorder.
+  static auto* the_region = new EagerRegion();
+  return *the_region;
+}
+
+void EagerRegion::begin(
+    PyObject* executor, PyObject* worker, PyObject* settings, c10::IValue generator, bool always) {
+  // Kept for ever: there is one of each in a process.
+  Py_XINCREF(executor);
+  Py_XINCREF(worker);
+  Py_XINCREF(settings);
+  executor_ = executor;
+  worker_ = worker;
+  settings_ = settings;
+  assignments_ = long_attribute(settings, kAssignmentsName);
+  generator_ = std::move(generator);
+  always_ = always;
+  since_ = 0;
+  latest_calls_ = latest_reads_ = 0;
+  timed_ns_ = timed_ = 0;
+  ++begun;
+  on_ = true;
+}
+
+void EagerRegion::end() {
+  if (on_.exchange(false)) {
+    ++ended;
+  }
+}
+
+// True when nothing is pending or queued. With the GIL.
+bool EagerRegion::is_ready() const {
+  if (!always_ && long_attribute(settings_, kAssignmentsName) != assignments_) {
+    return false;
+  }
+  return long_attribute(executor_, kWaitingName) == 0 && long_attribute(worker_, kStandInName) == 0;
+}
+
+void EagerRegion::note_call() {
+  ++calls;
+  ++since_;
+  if (!always_ && (since_ > kMostSince || timed_ns_ > timed_ * kMostNs + 64 * kMostNs)) {
+    end();
+  }
+}
+
+void EagerRegion::note_read() {
+  ++reads;
+  latest_calls_ = latest_calls_ * kKept + static_cast<double>(since_);
+  latest_reads_ = latest_reads_ * kKept + 1;
+  since_ = 0;
+  if (!always_ && latest_calls_ > kMostCalls * latest_reads_) {
+    end();
+  }
+}
+
+bool EagerRegion::resolve(Operator& op, const c10::IValue* arguments, Operands& found) {
+  const Gil gil;
+  if (!is_ready()) {
+    if (!always_ && long_attribute(settings_, kAssignmentsName) != assignments_) {
+      end();
+    }
+    return false;
+  }
+  Locked locked(recorder().lock);
+  if (recorder().started != 0 || !recorder().inputs.empty()) {
+    return false;
+  }
+  const size_t count = op.arguments.size();
+  found.stack.reserve(count);
+  at::Tensor physical;
+  for (size_t i = 0; i < count; ++i) {
+    const c10::IValue& value = arguments[i];
+    switch (op.arguments[i].kind) {
+      case Kind::Tensor:
+        if (!value.isTensor()) {
+          if (!value.isNone()) {
+            return false;
+          }
+          found.stack.emplace_back();
+        } else {
+          if (!found.add(value.toTensor(), op.copies && !op.writes[i], physical)) {
+            return false;
+          }
+          found.stack.emplace_back(physical);
+        }
+        break;
+      case Kind::Tensors:
+        if (value.isNone()) {
+          found.stack.emplace_back();
+        } else if (!found.add_list(value, *op.arguments[i].type)) {
+          return false;
+        }
+        break;
+      case Kind::Device:
+        if (value.isNone()) {
+          found.stack.emplace_back(found.pairs.empty() ? c10::IValue(at::Device(at::kCPU)) : c10::IValue());
+        } else if (value.toDevice().type() == kType) {
+          if (!is_own(value.toDevice().index())) {
+            return false;
+          }
+          found.stack.emplace_back(at::Device(at::kCPU));
+        } else {
+          if (!op.copies || !value.toDevice().is_cpu()) {
+            return false;
+          }
+          found.reads = true;
+          found.stack.push_back(value);
+        }
+        break;
+      case Kind::Generator:
+        if (!value.isNone()) {
+          return false;
+        }
+        found.stack.push_back(op.random ? generator_ : value);
+        break;
+      case Kind::Dropped:
+        found.stack.emplace_back();
+        break;
+      default:
+        found.stack.push_back(value);
+    }
+  }
+  note_call();
+  if (found.reads || op.reads) {
+    note_read();
+  }
+  return true;
+}
+
+bool EagerRegion::run(Operator& op, const c10::IValue* arguments, Values* returned) {
+  if (!op.at_once || !Py_IsInitialized() || !has_clean_state()) {
+    return false;
+  }
+  Operands found;
+  if (!resolve(op, arguments, found)) {
+    return false;
+  }
+  {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    const c10::AutoGradMode with_gradients(true);
+    if (calls % kTimedOf == 0) {
+      const int64_t began_ns = now_ns();
+      op.handle.callBoxed(found.stack);
+      timed_ns_ += now_ns() - began_ns;
+      ++timed_;
+    } else {
+      op.handle.callBoxed(found.stack);
+    }
+  }
+  for (const size_t place : op.versions) {
+    for (const c10::IValue& item : arguments[place].toListRef()) {
+      if (!item.toTensor().is_inference()) {
+        item.toTensor().unsafeGetTensorImpl()->bump_version();
+      }
+    }
+  }
+  if (returned == nullptr) {
+    return true;
+  }
+  for (size_t i = 0; i < found.stack.size(); ++i) {
+    c10::IValue& result = found.stack[i];
+    if (op.same[i] >= 0) {
+      returned->emplace_back(arguments[op.same[i]]);
+    } else if (result.isTensor()) {
+      const at::Tensor& tensor = result.toTensor();
+      at::Tensor made = found.wrap(tensor);
+      TORCH_CHECK(made.defined() || !tensor.defined(), op.name, ": its result is no plain tensor");
+      returned->emplace_back(std::move(made));
+    } else if (result.isTensorList()) {
+      c10::List<at::Tensor> items;
+      for (const at::Tensor& tensor : result.toTensorVector()) {
+        items.push_back(found.wrap(tensor));
+      }
+      returned->emplace_back(std::move(items));
+    } else {
+      returned->push_back(std::move(result));
+    }
+  }
+  return true;
+}
+
+void bind_eager(py::module_& module) {
+  module.def("begin_eager", [](py::handle executor, py::handle worker, py::handle settings, py::handle generator,
+                               bool always) {
+    eager_region().begin(
+        executor.ptr(), worker.ptr(), settings.ptr(), to_ivalue(generator, c10::GeneratorType::get()), always);
+  });
+  module.def("end_eager", [] { eager_region().end(); });
+  module.def("suspend_eager", [](int more) { eager_region().suspend(more); });
+  module.def("note_eager_read", [] { eager_region().note_read(); });
+  module.def("is_eager", [] { return eager_region().on(); });
+  module.def("eager_figures", [] {
+    const EagerRegion& region = eager_region();
+    return py::make_tuple(region.begun, region.ended, region.calls, region.reads);
+  });
+  module.def("unseen_bytes", &unseen_bytes);
+}
+
+}  // namespace torch_ltc

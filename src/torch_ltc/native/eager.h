@@ -1,0 +1,57 @@
+// Eager regions: calls of a loop that reads about as often as it computes run at once, on the physical device.
+
+#pragma once
+
+#include <atomic>
+
+#include "recorder.h"
+
+namespace torch_ltc {
+
+class EagerRegion {
+ public:
+  // Calls and reads of all regions, and how many regions there were and have ended by themselves.
+  uint64_t calls = 0;
+  uint64_t reads = 0;
+  uint64_t begun = 0;
+  uint64_t ended = 0;
+
+  bool on() const { return on_.load(std::memory_order_relaxed) && suspended_.load(std::memory_order_relaxed) == 0; }
+
+  // Run the call, if everything that it needs is there; false, and nothing has happened, when it is to be recorded. A
+  // call that returns what it writes, or nothing, needs no `returned`.
+  bool run(Operator& op, const c10::IValue* arguments, Values* returned);
+
+  // With the GIL: begin one, which ends by itself unless `always`; objects of Python that say what is queued, and how
+  // often a setting was changed; and the generator of the device.
+  void begin(PyObject* executor, PyObject* worker, PyObject* settings, c10::IValue generator, bool always);
+  void end();
+  void suspend(int more) { suspended_.fetch_add(more); }
+  // The program reads a value.
+  void note_read();
+
+ private:
+  struct Operands;
+  bool is_ready() const;
+  bool resolve(Operator& op, const c10::IValue* arguments, Operands& found);
+  void note_call();
+
+  std::atomic<bool> on_{false};
+  std::atomic<int> suspended_{0};
+  bool always_ = false;
+  PyObject* executor_ = nullptr;
+  PyObject* worker_ = nullptr;
+  PyObject* settings_ = nullptr;
+  long assignments_ = 0;
+  c10::IValue generator_;
+  // Calls since the last read, and of the latest reads: how many calls, how many reads, and what some calls took.
+  int64_t since_ = 0;
+  double latest_calls_ = 0;
+  double latest_reads_ = 0;
+  std::atomic<int64_t> timed_ns_{0};
+  std::atomic<int64_t> timed_{0};
+};
+
+EagerRegion& eager_region();
+
+}  // namespace torch_ltc

@@ -224,6 +224,18 @@ DATA_FAILURES: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+def test_memory_that_a_failing_program_has_resized_is_put_back() -> None:
+    rows, wrong = lazy(torch.ones(5, 3)), lazy(torch.tensor([77]))
+    for _ in range(3):
+        small = lazy(torch.empty(0))
+        torch_ltc.sync(wait=True)
+        torch.add(rows, rows, out=small)
+        lost = rows.index_select(0, wrong)
+        with pytest.raises(ExecutionError, match="index out of range"):
+            lost.tolist()
+        assert small.tolist() == [[2.0] * 3] * 5
+
+
 @pytest.mark.parametrize("name", DATA_FAILURES)
 def test_in_place_update_before_a_failure_happens_once(name: str) -> None:
     # Compiled programs too, whichever call it is that fails.

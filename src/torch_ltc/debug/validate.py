@@ -22,6 +22,7 @@ from torch_ltc.debug.replay import Operand, Replay, SavedInputs, operands, pertu
 from torch_ltc.deferred import deferred
 from torch_ltc.errors import LtcWarning, ValidationError
 from torch_ltc.events import RefusalEvent, emit
+from torch_ltc.lowering.backend_data import put_back
 from torch_ltc.lowering.interface import Backend, Outcome
 from torch_ltc.lowering.lower import lower
 from torch_ltc.lowering.result_checks import check_count
@@ -86,7 +87,7 @@ def _install(run: Run, expected: Outcome, inputs: Sequence[object], handles: Seq
         if not isinstance(given, torch.Tensor):
             continue
         if isinstance(held, torch.Tensor):
-            held.untyped_storage().copy_(given.untyped_storage())
+            put_back(held.untyped_storage(), given.untyped_storage())
         elif position in run.entry.written_positions:
             run.outcome.replaced[position] = given
 

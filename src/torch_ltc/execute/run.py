@@ -23,6 +23,7 @@ from torch_ltc.execute.choice import Choice, choice_of, wait_for_device
 from torch_ltc.execute.device_loss import device_loss
 from torch_ltc.execute.memory import add_holdings, add_largest, memory
 from torch_ltc.hooks import Hook
+from torch_ltc.lowering.backend_data import put_back
 from torch_ltc.lowering.functional_computation import Memory
 from torch_ltc.lowering.interface import Arguments, Computation, FunctionComputation, Outcome
 from torch_ltc.lowering.lower import Executable
@@ -388,6 +389,6 @@ class _Saved:
     def restore(self) -> None:
         """Put it back."""
         for storage, value in zip(self._storages, self._values, strict=True):
-            storage.copy_(value)
+            put_back(storage, value)
         if self._generator is not None and self._state is not None:
             self._generator.set_state(self._state)

@@ -146,6 +146,13 @@ class BackendData:
         return f"{type(self).__name__}({self.spec}, {self.device}, {self.state.name.lower()})"
 
 
+def put_back(storage: torch.UntypedStorage, value: torch.UntypedStorage) -> None:
+    """Give a storage the value that it had, also where it was resized since."""
+    if storage.nbytes() != value.nbytes():
+        storage.resize_(value.nbytes())
+    storage.copy_(value)
+
+
 def alias_physical(data: torch.Tensor, spec: Spec) -> torch.Tensor:
     """A physical tensor of this spec on the storage of `data`."""
     tensor = torch.empty(0, dtype=spec.dtype, device=data.device)

@@ -371,3 +371,23 @@ def test_images_whose_memory_format_is_ambiguous_have_the_bits_of_eager(size, im
     for expected, actual in zip(train("cpu"), train("ltc"), strict=True):
         assert actual.stride() == expected.stride()
         assert torch.equal(actual.cpu(), expected)
+
+
+def test_strides_of_tensors_without_elements_are_those_of_the_cpu() -> None:
+    def strides(device: str) -> list[tuple[int, ...]]:
+        odd = torch.zeros(24, device=device).as_strided((0, 3, 3, 0), (1, 3, 2, 1))
+        short = torch.zeros(0, device=device).as_strided((1, 0), (0, 1))
+        return [made.stride() for made in (odd + 0.5, odd * 2, short.clone(), short.double(), short.relu())]
+
+    # What is known is made in another way.
+    for _ in range(3):
+        assert strides("ltc") == strides("cpu")
+        torch_ltc.sync()
+
+
+def test_an_operand_is_no_target_of_another_size() -> None:
+    for device in ("cpu", "ltc"):
+        small, large = torch.ones(3, 4, device=device), torch.ones(2, 3, 4, device=device)
+        with pytest.raises(RuntimeError, match=r"output with shape \[3, 4\] doesn't match the broadcast shape"):
+            torch.mul(small, large, out=small)
+        assert small.shape == (3, 4)

@@ -187,6 +187,7 @@ def out_kernel(operator: Operator) -> Kernel:
             return run_eagerly(operator, values, str(reason))
         tensors = operand_tensors(operator, values)
         for place, spec in resized:
+            _refuse_as_eager(operator, values, tensors[place], spec)
             if takes_tensors and tensors[place].numel():
                 warnings.warn(_RESIZED.format(list(tensors[place].shape), list(spec.size)), stacklevel=2)
             resize_to(tensors[place], spec)
@@ -194,6 +195,14 @@ def out_kernel(operator: Operator) -> Kernel:
 
     kernel.operator = operator  # type: ignore[attr-defined]
     return kernel
+
+
+def _refuse_as_eager(operator: Operator, values: tuple[Any, ...], target: torch.Tensor, spec: Spec) -> None:
+    """Raise what eager's elementwise kernels raise where a target that would be resized is an operand, too."""
+    given = [value for value, a in zip(values, operator.arguments, strict=True) if not a.written]
+    if torch.Tag.pointwise in operator.op.tags and any(value is target for value in given):
+        have, needed = list(target.shape), list(spec.size)
+        raise RuntimeError(f"output with shape {have} doesn't match the broadcast shape {needed}")
 
 
 def addbmm_(

@@ -140,7 +140,9 @@ SpecPtr spec_of(py::handle python) {
   spec->offset = python.attr("offset").cast<int64_t>();
   spec->conj = python.attr("conj").cast<bool>();
   spec->neg = python.attr("neg").cast<bool>();
-  spec->contiguous = python.attr("contiguous").cast<bool>();
+  // Of those without elements, only some have the strides that a new tensor gets.
+  const bool empty = std::find(spec->size.begin(), spec->size.end(), 0) != spec->size.end();
+  spec->contiguous = !empty && python.attr("contiguous").cast<bool>();
   spec->size_bytes = python.attr("extent")().cast<size_t>() * spec->dtype.itemsize();
   spec->python = python.inc_ref().ptr();
   python.attr("native") = SpecHandle{spec};

@@ -58,6 +58,7 @@ class SyncReason(Enum):
     STATE = "a global switch of PyTorch was changed"
     BARRIER = "the ranks waited for each other"
     JIT = "a call of a jit function began or ended"
+    EAGER = "an eager region began"
     # The former name of STATE.
     DTYPE = STATE
 

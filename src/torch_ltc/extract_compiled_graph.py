@@ -14,6 +14,7 @@ import torch
 
 from torch_ltc import computation
 from torch_ltc.events import FallbackEvent, SyncReason, subscribe
+from torch_ltc.execute.eager_region import eager_regions
 from torch_ltc.execute.sync import cut
 from torch_ltc.pytorch.private import pytree
 from torch_ltc.record.buffer import buffer_of
@@ -40,7 +41,7 @@ def extract_compiled_graph(model: torch.nn.Module, example_inputs: Sequence[torc
     fallbacks: list[str] = []
     stop = subscribe(lambda event: fallbacks.append(event.op), FallbackEvent)  # type: ignore[union-attr]
     try:
-        with torch.no_grad():
+        with torch.no_grad(), eager_regions.suspended():
             result = lazy_model(*lazy_inputs)
     finally:
         stop()

@@ -108,7 +108,8 @@ def _overview(recording: Recording, compiles: list[CompileRow]) -> str:
 
 def _eager_text(eager: EagerRow) -> str:
     ran = f"{count_text(eager.calls, 'call')} and {count_text(eager.reads, 'read')} ran at once"
-    lines = [f"{ran}, in {count_text(eager.begun, 'eager region')}: loops that read about as often as they compute"]
+    where = "loops that read about as often as they compute, and code that never repeats"
+    lines = [f"{ran}, in {count_text(eager.begun, 'eager region')}: {where}"]
     lines += [f"  at {place.describe()}, begun {count_text(times, 'time')}" for place, times in eager.places]
     return "\n".join(lines)
 

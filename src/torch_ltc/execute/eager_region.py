@@ -1,9 +1,10 @@
-"""Eager regions: while a loop reads about as often as it computes, its calls run at once, on the CPU.
+"""Eager regions: where recording does not pay, calls run at once, on the CPU.
 
-A program of a handful of calls that is read at once costs more to record, look up and run than its calls do. When such
-programs follow each other, the kernels in C++ run calls on the physical tensors and record nothing, as long as the loop
-goes on like that. Decided here is when a region begins; the extension ends it, when there are many calls for each read
-or calls that take long, and counts. A call that a region cannot run is recorded as ever, and so is what follows it, up
+A program of a handful of calls that is read at once costs more to record, look up and run than its calls do; and so
+does code that never repeats itself, whose every call is new. When such programs follow each other, the kernels in C++
+run calls on the physical tensors and record nothing: as long as the loop goes on like that, or for some calls, after
+which recording is tried again. Decided here is when a region begins; the extension ends it, also when calls take long, and
+counts. A call that a region cannot run is recorded as ever, and so is what follows it, up
 to the next read.
 """
 
@@ -29,6 +30,13 @@ __all__ = ["EagerFigures", "EagerRegions", "eager_regions"]
 # A region begins when that many programs of at most as many calls were run by the thread that read them, in a row.
 _READS = 8
 _CALLS = 64
+# And when that many calls were recorded and no program was known, of several or of a long one: for so many calls, each
+# time in a row twice as many.
+_NEW_CALLS = 10_000
+_NEW_PROGRAMS = 4
+_LONG_CALLS = 15_000
+_FIRST_CALLS = 100_000
+_MOST_CALLS = 10_000_000
 # How many places are kept at which regions have begun.
 _MOST_PLACES = 20
 
@@ -47,6 +55,9 @@ class EagerRegions:
 
     def __init__(self) -> None:
         self._reads = 0
+        # Programs and calls since a program was known, and how many the next region may have.
+        self._new_programs = self._new_calls = 0
+        self._allowed = _FIRST_CALLS
         # How often a region has begun at a line that reads.
         self.places: dict[Source, int] = {}
         self._before = EagerFigures()
@@ -59,20 +70,30 @@ class EagerRegions:
         self._reads += 1
         if self._reads >= _READS:
             self._reads = 0
-            self._begin(always=False)
+            self._begin(0)
 
-    def note_program(self) -> None:
-        """A program was queued: the loop is another one."""
+    def note_program(self, calls: int, known: bool) -> None:
+        """A program of so many calls was queued: the loop is another one."""
         self._reads = 0
+        if known:
+            self._new_programs, self._new_calls, self._allowed = 0, 0, _FIRST_CALLS
+            return
+        self._new_programs += 1
+        self._new_calls += calls
+        enough = self._new_programs >= _NEW_PROGRAMS or calls >= _LONG_CALLS
+        if self._new_calls > _NEW_CALLS and enough and native is not None and settings.eager_regions == "auto":
+            self._new_programs = self._new_calls = 0
+            self._begin(self._allowed)
+            self._allowed = min(2 * self._allowed, _MOST_CALLS)
 
-    def _begin(self, always: bool) -> None:
+    def _begin(self, most_calls: int) -> None:
         if executor.cpu_worker is None or settings.check != "off" or settings.device_type != "cpu":
             return
-        if not always:
+        if most_calls >= 0:
             place = current_source()
             if place in self.places or len(self.places) < _MOST_PLACES:
                 self.places[place] = self.places.get(place, 0) + 1
-        native.begin_eager(executor, executor.cpu_worker, settings, device_random.generator, always)
+        native.begin_eager(executor, executor.cpu_worker, settings, device_random.generator, most_calls)
 
     def end(self) -> None:
         """End the region, if there is one."""
@@ -111,7 +132,7 @@ class EagerRegions:
         if native is not None and settings.eager_regions == "always":
             # Starts the worker.
             executor.call(lambda: None)
-            self._begin(always=True)
+            self._begin(-1)
 
 
 def _adopted(buffer: Any) -> None:

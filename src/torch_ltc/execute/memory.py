@@ -74,13 +74,23 @@ class MemoryCount:
         # The number of the program that ran last.
         self.run = 0
         self._counted_bytes = 0
-        self.peak_bytes = 0
+        self._peak_bytes = 0
         self.forget_samples()
 
     @property
     def current_bytes(self) -> int:
         """Bytes held now, also by buffers that eager regions have made and that Python has not seen."""
         return self._counted_bytes + (0 if native is None else int(native.unseen_bytes()))
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most bytes held."""
+        self._note_peak()
+        return self._peak_bytes
+
+    def _note_peak(self) -> None:
+        unseen = 0 if native is None else int(native.take_most_unseen_bytes())
+        self._peak_bytes = max(self._peak_bytes, self._counted_bytes + unseen)
 
     def forget_samples(self) -> None:
         """Begin to sample anew."""
@@ -120,7 +130,7 @@ class MemoryCount:
                 counted = held.get(reference)
                 held[reference] = (size_bytes, maker, run)
                 self._counted_bytes += size_bytes if counted is None else size_bytes - counted[0]
-            self.peak_bytes = max(self.peak_bytes, self.current_bytes)
+            self._note_peak()
 
     def _release(self, reference: weakref.ref[Buffer]) -> None:
         # Called while a buffer is freed, possibly inside `hold`: a plain dict operation, no lock.
@@ -140,7 +150,8 @@ class MemoryCount:
 
     def reset_peak(self) -> None:
         """Begin a new peak."""
-        self.peak_bytes = self.current_bytes
+        self._note_peak()
+        self._peak_bytes = self.current_bytes
 
     def largest(self, count: int, since: int = 0) -> list[Holding]:
         """The largest holdings first: live buffers by the line and the call that made them. Runs are counted from

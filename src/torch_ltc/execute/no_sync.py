@@ -43,6 +43,7 @@ _WHAT = {
     SyncReason.SEED: "the state of the random number generator is read or set",
     SyncReason.JIT: "a call of a jit function begins or ends",
     SyncReason.STATE: "a global switch of PyTorch is changed",
+    SyncReason.EAGER: "an eager region begins",
 }
 _HINT = "move it out of the block, or allow it there: with torch_ltc.allow_sync():"
 _HINTS = {

@@ -46,6 +46,7 @@ from torch_ltc.lowering.interface import Arguments, Held
 from torch_ltc.lowering.kernel_call import laid_out
 from torch_ltc.lowering.registry import registry
 from torch_ltc.native.library import extension
+from torch_ltc.native.recording import native
 from torch_ltc.program.instruction import Call, Program
 from torch_ltc.program.spec import Spec, keep_bounded, spec_of
 from torch_ltc.program.tree import Node
@@ -124,7 +125,7 @@ def cut(reason: SyncReason, then: Callable[[], None] | None = None, *, here: boo
             if told is not None:
                 eager_regions.note_read(entry)
             else:
-                eager_regions.note_program()
+                eager_regions.note_program(len(entry.program.calls), known)
                 _queue(entry, inputs, scalars, lines, outputs, here, timed=reason is SyncReason.READ)
         except BaseException as error:
             # An interrupt, or no more threads: nothing of it has run, and who reads a result has to be told.
@@ -138,6 +139,16 @@ def cut(reason: SyncReason, then: Callable[[], None] | None = None, *, here: boo
     if told is not None:
         tell(ExecuteEvent, *told)
     tell_sync(entry, reason, known, len(outputs), record_s, began)
+
+
+def _settle() -> None:
+    """Before the first call of an eager region: everything runs that is pending or queued."""
+    cut(SyncReason.EAGER)
+    executor.drain()
+
+
+if native is not None:
+    native.set_settle(_settle)
 
 
 def _lose_outputs(entry: CachedProgram, outputs: list[Buffer], error: BaseException) -> None:

@@ -19,6 +19,7 @@ from torch.fx import GraphModule
 
 from torch_ltc.errors import DeviceMismatchError
 from torch_ltc.events import FallbackEvent, SyncReason, subscribe
+from torch_ltc.execute.eager_region import eager_regions
 from torch_ltc.execute.pending import pending_inputs, publish, run_published
 from torch_ltc.execute.sync import cut
 from torch_ltc.libraries.imports import when_imported
@@ -110,7 +111,7 @@ class RecordedGraph:
         fallbacks: list[Any] = []
         stop = subscribe(fallbacks.append, FallbackEvent)
         try:
-            with torch.no_grad():
+            with torch.no_grad(), eager_regions.suspended():
                 returned = self._on_device(*lazy)
         finally:
             stop()

@@ -11,6 +11,7 @@ import torch
 
 from torch_ltc.errors import LtcError
 from torch_ltc.events import FallbackEvent, SyncReason, subscribe
+from torch_ltc.execute.eager_region import eager_regions
 from torch_ltc.execute.pending import pending_entry_for, pending_inputs
 from torch_ltc.execute.sync import cut
 from torch_ltc.lowering.interface import Arguments
@@ -37,7 +38,7 @@ def export_program(
     fallbacks: list[str] = []
     stop = subscribe(lambda event: fallbacks.append(event.op), FallbackEvent)  # type: ignore[union-attr]
     try:
-        with torch.no_grad():
+        with torch.no_grad(), eager_regions.suspended():
             returned = function(*lazy)
     finally:
         stop()

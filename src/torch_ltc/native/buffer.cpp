@@ -167,10 +167,14 @@ at::Tensor new_tensor(const BufferPtr& buffer, const Spec& spec, size_t size_byt
 namespace {
 
 std::atomic<int64_t> unseen{0};
+// The most since it was asked for.
+std::atomic<int64_t> most_unseen{0};
 
 }  // namespace
 
 int64_t unseen_bytes() { return unseen.load(); }
+
+int64_t take_most_unseen_bytes() { return most_unseen.exchange(unseen.load()); }
 
 void Buffer::set_data(at::Tensor made) {
   if (data.defined()) {
@@ -178,7 +182,11 @@ void Buffer::set_data(at::Tensor made) {
   }
   data = std::move(made);
   if (data.defined()) {
-    unseen.fetch_add(static_cast<int64_t>(data.storage().nbytes()));
+    const auto size_bytes = static_cast<int64_t>(data.storage().nbytes());
+    const int64_t now = unseen.fetch_add(size_bytes) + size_bytes;
+    int64_t most = most_unseen.load();
+    while (now > most && !most_unseen.compare_exchange_weak(most, now)) {
+    }
   }
 }
 

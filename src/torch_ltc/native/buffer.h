@@ -124,6 +124,8 @@ at::Tensor new_tensor(const at::Tensor& data);
 
 // Bytes of the buffers whose memory Python has not seen.
 int64_t unseen_bytes();
+// The most of them since the last call.
+int64_t take_most_unseen_bytes();
 
 // A tensor of this spec on the storage of `base`, which has the same dtype.
 at::Tensor view_tensor(const at::Tensor& base, const Spec& spec);

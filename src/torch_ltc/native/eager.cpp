@@ -197,7 +197,7 @@ EagerRegion& eager_region() {
 }
 
 void EagerRegion::begin(
-    PyObject* executor, PyObject* worker, PyObject* settings, c10::IValue generator, bool always) {
+    PyObject* executor, PyObject* worker, PyObject* settings, c10::IValue generator, int64_t most_calls) {
   // Kept for ever: there is one of each in a process.
   Py_XINCREF(executor);
   Py_XINCREF(worker);
@@ -207,7 +207,9 @@ void EagerRegion::begin(
   settings_ = settings;
   assignments_ = long_attribute(settings, kAssignmentsName);
   generator_ = std::move(generator);
-  always_ = always;
+  always_ = most_calls < 0;
+  left_ = most_calls;
+  settled_ = false;
   since_ = 0;
   latest_calls_ = latest_reads_ = 0;
   timed_ns_ = timed_ = 0;
@@ -232,7 +234,8 @@ bool EagerRegion::is_ready() const {
 void EagerRegion::note_call() {
   ++calls;
   ++since_;
-  if (!always_ && (since_ > kMostSince || timed_ns_ > timed_ * kMostNs + 64 * kMostNs)) {
+  const bool long_calls = timed_ns_ > timed_ * kMostNs + 64 * kMostNs;
+  if (!always_ && (long_calls || (left_ == 0 && since_ > kMostSince) || (left_ > 0 && --left_ == 0))) {
     end();
   }
 }
@@ -242,13 +245,17 @@ void EagerRegion::note_read() {
   latest_calls_ = latest_calls_ * kKept + static_cast<double>(since_);
   latest_reads_ = latest_reads_ * kKept + 1;
   since_ = 0;
-  if (!always_ && latest_calls_ > kMostCalls * latest_reads_) {
+  if (!always_ && left_ == 0 && latest_calls_ > kMostCalls * latest_reads_) {
     end();
   }
 }
 
 bool EagerRegion::resolve(Operator& op, const c10::IValue* arguments, Operands& found) {
   const Gil gil;
+  if (!settled_ && settle_ != nullptr) {
+    settled_ = true;
+    py::handle{settle_}();
+  }
   if (!is_ready()) {
     if (!always_ && long_attribute(settings_, kAssignmentsName) != assignments_) {
       end();
@@ -358,7 +365,12 @@ bool EagerRegion::run(Operator& op, const c10::IValue* arguments, Values* return
     } else if (result.isTensor()) {
       const at::Tensor& tensor = result.toTensor();
       at::Tensor made = found.wrap(tensor);
-      TORCH_CHECK(made.defined() || !tensor.defined(), op.name, ": its result is no plain tensor");
+      if (tensor.defined() && !made.defined()) {
+        // A layout that the device has not: Python does the call, of which nothing is left.
+        TORCH_CHECK(!op.random && !op.handle.schema().is_mutable(), op.name, ": its result is no plain tensor");
+        returned->clear();
+        return false;
+      }
       returned->emplace_back(std::move(made));
     } else if (result.isTensorList()) {
       c10::List<at::Tensor> items;
@@ -375,10 +387,11 @@ bool EagerRegion::run(Operator& op, const c10::IValue* arguments, Values* return
 
 void bind_eager(py::module_& module) {
   module.def("begin_eager", [](py::handle executor, py::handle worker, py::handle settings, py::handle generator,
-                               bool always) {
+                               int64_t most_calls) {
     eager_region().begin(
-        executor.ptr(), worker.ptr(), settings.ptr(), to_ivalue(generator, c10::GeneratorType::get()), always);
+        executor.ptr(), worker.ptr(), settings.ptr(), to_ivalue(generator, c10::GeneratorType::get()), most_calls);
   });
+  module.def("set_settle", [](py::object settle) { eager_region().set_settle(settle.release().ptr()); });
   module.def("end_eager", [] { eager_region().end(); });
   module.def("suspend_eager", [](int more) { eager_region().suspend(more); });
   module.def("note_eager_read", [] { eager_region().note_read(); });
@@ -388,6 +401,7 @@ void bind_eager(py::module_& module) {
     return py::make_tuple(region.begun, region.ended, region.calls, region.reads);
   });
   module.def("unseen_bytes", &unseen_bytes);
+  module.def("take_most_unseen_bytes", &take_most_unseen_bytes);
 }
 
 }  // namespace torch_ltc

@@ -22,9 +22,12 @@ class EagerRegion {
   // call that returns what it writes, or nothing, needs no `returned`.
   bool run(Operator& op, const c10::IValue* arguments, Values* returned);
 
-  // With the GIL: begin one, which ends by itself unless `always`; objects of Python that say what is queued, and how
-  // often a setting was changed; and the generator of the device.
-  void begin(PyObject* executor, PyObject* worker, PyObject* settings, c10::IValue generator, bool always);
+  // With the GIL: begin one, with objects of Python that say what is queued, and how often a setting was changed; and
+  // the generator of the device. It ends by itself: after so many calls, or, where these are 0, when the loop reads
+  // seldom. If they are negative, it does not.
+  void begin(PyObject* executor, PyObject* worker, PyObject* settings, c10::IValue generator, int64_t most_calls);
+  // Called once, before the first call, to have run what is pending and queued.
+  void set_settle(PyObject* settle) { settle_ = settle; }
   void end();
   void suspend(int more) { suspended_.fetch_add(more); }
   // The program reads a value.
@@ -39,9 +42,13 @@ class EagerRegion {
   std::atomic<bool> on_{false};
   std::atomic<int> suspended_{0};
   bool always_ = false;
+  // The calls that it may have, if the reads do not count.
+  int64_t left_ = 0;
   PyObject* executor_ = nullptr;
   PyObject* worker_ = nullptr;
   PyObject* settings_ = nullptr;
+  PyObject* settle_ = nullptr;
+  bool settled_ = false;
   long assignments_ = 0;
   c10::IValue generator_;
   // Calls since the last read, and of the latest reads: how many calls, how many reads, and what some calls took.

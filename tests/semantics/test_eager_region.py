@@ -15,6 +15,7 @@ from torch_ltc.config import settings
 from torch_ltc.debug.history import history
 from torch_ltc.errors import SyncForbiddenError
 from torch_ltc.events import SyncEvent, subscribe
+from torch_ltc.execute import eager_region
 from torch_ltc.execute.eager_region import EagerFigures, eager_regions
 from torch_ltc.native.recording import native
 
@@ -84,6 +85,43 @@ def test_a_region_ends_when_the_loop_reads_seldom(auto: None, syncs: list[SyncEv
     assert chain("ltc", 40, 200) == chain("cpu", 40, 200)
     assert not native.is_eager()
     assert len(syncs) >= 20
+
+
+def test_code_that_never_repeats_runs_at_once(
+    auto: None, syncs: list[SyncEvent], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(eager_region, "_NEW_CALLS", 100)
+    monkeypatch.setattr(eager_region, "_FIRST_CALLS", 300)
+    eager_regions.note_program(1, known=True)
+
+    def grow(device: str) -> list[float]:
+        x, found = torch.ones(1, device=device), []
+        for _ in range(40):
+            for _ in range(20):
+                x = x * 0.5 + x.sin()
+            x = torch.cat([x, x[:1] + 1])
+            torch_ltc.sync()
+        found.append(x.sum().item())
+        return found
+
+    assert grow("ltc") == grow("cpu")
+    assert native.eager_figures()[0] >= 2
+    assert 600 <= eager_regions.figures().calls <= 2000
+    # Programs that are known: recorded again.
+    for _ in range(6):
+        chain("ltc", 1, 100)
+    seen = len(syncs)
+    chain("ltc", 1, 100)
+    assert len(syncs) == seen + 1
+
+
+def test_long_calls_end_a_region(auto: None) -> None:
+    chain("ltc", 60)
+    assert native.is_eager()
+    x = torch.randn(1 << 20).to("ltc")
+    for _ in range(200):
+        x.sin().sum().item()
+    assert not native.is_eager()
 
 
 def test_a_region_ends_when_a_setting_is_changed(auto: None) -> None:

@@ -3,9 +3,8 @@
 A program of a handful of calls that is read at once costs more to record, look up and run than its calls do; and so
 does code that never repeats itself, whose every call is new. When such programs follow each other, the kernels in C++
 run calls on the physical tensors and record nothing: as long as the loop goes on like that, or for some calls, after
-which recording is tried again. Decided here is when a region begins; the extension ends it, also when calls take long, and
-counts. A call that a region cannot run is recorded as ever, and so is what follows it, up
-to the next read.
+which recording is tried again. Decided here is when a region begins; the extension ends it, also when calls take long,
+and counts. A call that a region cannot run is recorded as ever, and so is what follows it, up to the next read.
 """
 
 from __future__ import annotations

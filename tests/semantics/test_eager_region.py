@@ -92,7 +92,8 @@ def test_code_that_never_repeats_runs_at_once(
 ) -> None:
     monkeypatch.setattr(eager_region, "_NEW_CALLS", 100)
     monkeypatch.setattr(eager_region, "_FIRST_CALLS", 300)
-    eager_regions.note_program(1, known=True)
+    chain("ltc", 1, 100)
+    chain("ltc", 1, 100)
 
     def grow(device: str) -> list[float]:
         x, found = torch.ones(1, device=device), []

@@ -42,6 +42,7 @@ class CachedProgram:
         "collective",
         "runs",
         "took_s",
+        "ran_s",
         "reference",
         "compiled",
         "backend",
@@ -80,6 +81,8 @@ class CachedProgram:
         self.runs = 0
         # The time of its last run, or an estimate of it.
         self.took_s: float | None = None
+        # The duration of its last run.
+        self.ran_s: float | None = None
         self.reference: Computation | None = None
         # The executable of the active backend, and those of backends that were active before.
         self.compiled: Executable | None = None

@@ -26,9 +26,13 @@ from torch_ltc.source import Source
 
 __all__ = ["EagerFigures", "EagerRegions", "eager_regions"]
 
-# A region begins when that many programs of at most as many calls were run by the thread that read them, in a row.
+# A region begins when that many programs in a row were read at once that have at most as many calls and take less time.
 _READS = 8
 _CALLS = 64
+_SHORT_S = 1e-3
+# What a program that has not run yet may take, for each call and each element of a result.
+_CALL_S = 5e-6
+_ELEMENT_S = 2e-9
 # And when that many calls were recorded and no program was known, of several or of a long one: for so many calls, each
 # time in a row twice as many.
 _NEW_CALLS = 10_000
@@ -61,33 +65,28 @@ class EagerRegions:
         self.places: dict[Source, int] = {}
         self._before = EagerFigures()
 
-    def note_read(self, entry: CachedProgram) -> None:
-        """A thread has run this program itself, because it reads a result."""
-        if len(entry.program.calls) > _CALLS or native is None or settings.eager_regions != "auto":
-            self._reads = 0
+    def note_program(self, entry: CachedProgram, known: bool, read: bool, took_s: float | None) -> None:
+        """A program was queued, or has run at once, for a read or for another reason. Its last run took so long."""
+        if native is None or settings.eager_regions != "auto":
             return
-        self._reads += 1
-        if self._reads >= _READS:
+        calls = len(entry.program.calls)
+        if read and calls <= _CALLS and (_estimated_s(entry) if took_s is None else took_s) < _SHORT_S:
+            self._reads += 1
+        else:
             self._reads = 0
-            self._begin(0)
-
-    def note_program(self, calls: int, known: bool) -> None:
-        """A program of so many calls was queued: the loop is another one."""
-        self._reads = 0
+        self._new_programs, self._new_calls = (0, 0) if known else (self._new_programs + 1, self._new_calls + calls)
         if known:
-            self._new_programs, self._new_calls, self._allowed = 0, 0, _FIRST_CALLS
-            return
-        self._new_programs += 1
-        self._new_calls += calls
-        enough = self._new_programs >= _NEW_PROGRAMS or calls >= _LONG_CALLS
-        if self._new_calls > _NEW_CALLS and enough and native is not None and settings.eager_regions == "auto":
-            self._new_programs = self._new_calls = 0
+            self._allowed = _FIRST_CALLS
+        if self._reads >= _READS:
+            self._begin(0)
+        elif self._new_calls > _NEW_CALLS and (self._new_programs >= _NEW_PROGRAMS or calls >= _LONG_CALLS):
             self._begin(self._allowed)
             self._allowed = min(2 * self._allowed, _MOST_CALLS)
 
     def _begin(self, most_calls: int) -> None:
         if executor.cpu_worker is None or settings.check != "off" or settings.device_type != "cpu":
             return
+        self._reads = self._new_programs = self._new_calls = 0
         if most_calls >= 0:
             place = current_source()
             if place in self.places or len(self.places) < _MOST_PLACES:
@@ -132,6 +131,12 @@ class EagerRegions:
             # Starts the worker.
             executor.call(lambda: None)
             self._begin(-1)
+
+
+def _estimated_s(entry: CachedProgram) -> float:
+    program = entry.program
+    elements = sum([spec.numel for spec in program.specs().values()])
+    return len(program.calls) * _CALL_S + elements * _ELEMENT_S
 
 
 def _adopted(buffer: Any) -> None:

@@ -122,15 +122,14 @@ def cut(reason: SyncReason, then: Callable[[], None] | None = None, *, here: boo
             if reason is SyncReason.READ:
                 # Who reads waits for it in any case.
                 told = _run_in_place(entry, inputs, scalars, lines, outputs)
-            if told is not None:
-                eager_regions.note_read(entry)
-            else:
-                eager_regions.note_program(len(entry.program.calls), known)
+            if told is None:
                 _queue(entry, inputs, scalars, lines, outputs, here, timed=reason is SyncReason.READ)
         except BaseException as error:
             # An interrupt, or no more threads: nothing of it has run, and who reads a result has to be told.
             _lose_outputs(entry, outputs, error)
             raise
+        took_s = told[2] if told is not None else entry.ran_s
+        eager_regions.note_program(entry, known, reason is SyncReason.READ, took_s)
         if recorder.awaited:
             _fetch_awaited()
         if then is not None:
@@ -309,7 +308,7 @@ def _run(
         lost = device_loss.told(outcome.failures[0], entry.program)
         outcome = outcome if lost is None else all_lost(entry, lost)
     if told:
-        entry.took_s = told[-1].duration_s
+        entry.took_s = entry.ran_s = told[-1].duration_s
     note_outcome(entry, outcome, inputs)
     made: list[tuple[Buffer, Maker]] = []
     # Most outputs of a captured program lie where they lay.

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from torch_ltc.compile.program_cache import CachedProgram
-from torch_ltc.config import settings
+from torch_ltc.config import SETTINGS, settings
 from torch_ltc.execute.executor import executor
 from torch_ltc.execute.memory import memory
 from torch_ltc.execute.random_state import device_random
@@ -83,6 +83,13 @@ class EagerRegions:
             self._begin(self._allowed)
             self._allowed = min(2 * self._allowed, _MOST_CALLS)
 
+    def note_views(self) -> None:
+        """A view was read of what is computed, for which no program has to run."""
+        if native is not None and settings.eager_regions == "auto":
+            self._reads += 1
+            if self._reads >= _READS:
+                self._begin(0)
+
     def _begin(self, most_calls: int) -> None:
         if executor.cpu_worker is None or settings.check != "off" or settings.device_type != "cpu":
             return
@@ -148,4 +155,6 @@ settings.watch("eager_regions", eager_regions.apply_setting)
 # The device cannot be used there.
 os.register_at_fork(after_in_child=eager_regions.end)
 if native is not None:
+    for _name in SETTINGS:
+        settings.watch(_name, native.disturb_eager)
     native.set_adopting(spec_of, _adopted)

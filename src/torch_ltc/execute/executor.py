@@ -71,6 +71,8 @@ def _call_below_autograd(function: Callable[..., Any], *given: Any) -> Any:
         set_grad_enabled(had_gradients)
 
 
+# Tells eager regions that something is queued.
+_disturb: Callable[[], None] = (lambda: None) if extension is None else extension.disturb_eager
 has_clean_state: Callable[[], bool] = _has_clean_state if extension is None else extension.has_clean_state
 call_below_autograd: Callable[..., Any] = _call_below_autograd if extension is None else extension.call_below_autograd
 
@@ -199,6 +201,7 @@ class Executor:
             if not here and item.threads > 1 and settings.device_type == "cpu":
                 release_pool()
             self._waiting += 1
+            _disturb()
             worker.last = item.future
             worker.items.append(item)
             if not here:
@@ -268,6 +271,7 @@ class Executor:
             if self._waiting or worker.stand_in or self.is_forked():
                 return False
             worker.stand_in = thread
+            _disturb()
         self.enter_here()
         return True
 

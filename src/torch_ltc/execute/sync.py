@@ -385,6 +385,7 @@ def read_number(tensor: torch.Tensor, use: Callable[[torch.Tensor], Any], what: 
     value = extension.number_in(tensor)
     if value is None and recorder.forget_views():
         value = extension.number_in(tensor)
+        eager_regions.note_views()
     if value is None:
         return read(tensor, use, what)
     executor.raise_deferred()
@@ -427,8 +428,8 @@ def _read(buffer: Buffer, spec: Spec, use: Callable[[torch.Tensor], Result]) -> 
     with recorder.lock:
         if _is_stale(buffer):
             cut(SyncReason.READ, here=True)
-        else:
-            recorder.forget_views()
+        elif recorder.forget_views():
+            eager_regions.note_views()
         job = buffer.job
         if job is None or job.done():
             return _use(buffer, spec, use), 0.0

@@ -85,10 +85,17 @@ struct Buffer final : c10::intrusive_ptr_target {
   // The `Buffer` of Python, held as long as somebody holds this one.
   std::atomic<PyObject*> python{nullptr};
   // Its memory, of one that an eager region has made, as long as there is no `Buffer` of Python, which has it then.
-  // Guarded by the GIL.
+  // Guarded by the recorder's lock.
   at::Tensor data;
+  // The memory that the `Buffer` of Python has, as long as an eager region is not disturbed.
+  at::Tensor known_data;
 
   ~Buffer() override { set_data({}); }
+  // Nobody holds it any more, though somebody may refer to it.
+  void release_resources() override {
+    set_data({});
+    known_data.reset();
+  }
   void set_data(at::Tensor made);
 
   // The absolute number of the value that is this buffer seen as the tensor sees it, or -1.

@@ -159,17 +159,21 @@ PyObject* note_adopted = nullptr;
 py::object adopted(const BufferPtr& buffer, py::object made) {
   auto data = py::reinterpret_steal<py::object>(THPVariable_Wrap(buffer->data));
   SpecPtr spec = spec_of(py::handle(spec_of_data)(data));
-  PyObject* known = buffer->python.load();
-  if (known != nullptr) {
-    // Another thread was quicker.
-    return py::reinterpret_borrow<py::object>(known);
-  }
   if (PyObject_SetAttrString(made.ptr(), "data", data.ptr()) != 0) {
     throw py::error_already_set();
   }
-  buffer->spec = std::move(spec);
-  buffer->python.store(py::object(made).release().ptr());
-  buffer->set_data({});
+  {
+    // Eager regions look at its memory without the GIL.
+    Locked locked(recorder().lock);
+    PyObject* known = buffer->python.load();
+    if (known != nullptr) {
+      // Another thread was quicker.
+      return py::reinterpret_borrow<py::object>(known);
+    }
+    buffer->spec = std::move(spec);
+    buffer->python.store(py::object(made).release().ptr());
+    buffer->set_data({});
+  }
   release_python(*buffer);
   py::handle{note_adopted}(made);
   return made;

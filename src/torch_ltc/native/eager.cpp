@@ -32,6 +32,8 @@ constexpr int64_t kMostSince = 8192;
 // And when its calls take longer: then recording costs little, and a compiler may gain more. Each so many-th is timed.
 constexpr int64_t kMostNs = 30000;
 constexpr int64_t kTimedOf = 16;
+// Buffers that know their memory, until all of them forget it.
+constexpr size_t kMostKnowing = 4096;
 
 int64_t now_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
@@ -75,12 +77,9 @@ at::Tensor seen_as(const at::Tensor& data, const at::Tensor& like, c10::Dispatch
   return made;
 }
 
-// The memory of a buffer; undefined when there is none yet, or it is no plain tensor of the host. With the GIL.
-at::Tensor data_of(const Buffer& buffer) {
-  PyObject* python = buffer.python.load();
-  if (python == nullptr) {
-    return buffer.data;
-  }
+// The memory that the `Buffer` of Python has; undefined when there is none yet, or it is no plain tensor of the host.
+at::Tensor data_of_python(PyObject* python) {
+  const Gil gil;
   py::object data = attribute(python, kData);
   if (!THPVariable_CheckExact(data.ptr()) || !attribute(python, kErrorName).is_none()) {
     return {};
@@ -89,13 +88,14 @@ at::Tensor data_of(const Buffer& buffer) {
   return tensor.is_cpu() && is_usual(tensor) ? tensor : at::Tensor();
 }
 
-// The physical tensor of a tensor of the device; undefined when the call has to be recorded. With the GIL.
+
+// The physical tensor of a tensor of the device; undefined when the call has to be recorded.
 at::Tensor physical_of(const at::Tensor& tensor) {
   if (!is_usual(tensor) || !tensor.unsafeGetTensorImpl()->has_storage()) {
     return {};
   }
-  const Buffer* buffer = buffer_of(tensor.storage());
-  at::Tensor data = buffer == nullptr ? at::Tensor() : data_of(*buffer);
+  Buffer* buffer = buffer_of(tensor.storage());
+  at::Tensor data = buffer == nullptr ? at::Tensor() : eager_region().data_of(*buffer);
   if (!data.defined() || is_seen_as(data, tensor)) {
     return data;
   }
@@ -110,12 +110,43 @@ at::Tensor physical_of(const at::Tensor& tensor) {
 
 }  // namespace
 
+at::Tensor EagerRegion::data_of(Buffer& buffer) {
+  PyObject* python = buffer.python.load();
+  if (python == nullptr) {
+    return buffer.data;
+  }
+  if (!buffer.known_data.defined()) {
+    buffer.known_data = data_of_python(python);
+    if (knowing_.size() >= kMostKnowing) {
+      disturb();
+    }
+    knowing_.emplace_back(BufferPtr::reclaim_copy(&buffer));
+  }
+  return buffer.known_data;
+}
+
+void EagerRegion::disturb() {
+  quiet_ = false;
+  Locked locked(recorder().lock);
+  for (const auto& reference : knowing_) {
+    if (BufferPtr buffer = reference.lock()) {
+      buffer->known_data.reset();
+    }
+  }
+  knowing_.clear();
+}
+
 // The stack for the kernel; and the tensors of the device among the arguments, with what stands for them there.
 struct EagerRegion::Operands {
   torch::jit::Stack stack;
-  c10::SmallVector<std::pair<at::Tensor, at::Tensor>, 8> pairs;
+  // Those of the caller are borrowed: to hold one that Python has takes the GIL.
+  c10::SmallVector<std::pair<const at::Tensor*, at::Tensor>, 8> pairs;
+  // Results, on whose memory others may lie.
+  c10::SmallVector<std::pair<at::Tensor, const c10::StorageImpl*>, 2> made;
   // The result is for another device.
   bool reads = false;
+  // There are several results.
+  bool several = false;
 
   bool add(const at::Tensor& tensor, bool may_be_foreign, at::Tensor& into) {
     if (!tensor.defined() || tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
@@ -128,7 +159,7 @@ struct EagerRegion::Operands {
     }
     into = physical_of(tensor);
     if (into.defined()) {
-      pairs.emplace_back(tensor, into);
+      pairs.emplace_back(&tensor, into);
     }
     return into.defined();
   }
@@ -171,7 +202,7 @@ struct EagerRegion::Operands {
     }
     for (const auto& [lazy, physical] : pairs) {
       if (result.is_same(physical)) {
-        return lazy;
+        return *lazy;
       }
     }
     if (!is_usual(result)) {
@@ -180,13 +211,19 @@ struct EagerRegion::Operands {
     const c10::StorageImpl* storage = result.storage().unsafeGetStorageImpl();
     for (const auto& [lazy, physical] : pairs) {
       if (physical.storage().unsafeGetStorageImpl() == storage) {
-        return seen_as(lazy, result, lazy.key_set());
+        return seen_as(*lazy, result, lazy->key_set());
       }
     }
-    at::Tensor made = new_tensor(result);
-    // Other results may lie on its memory.
-    pairs.emplace_back(made, result);
-    return made;
+    for (const auto& [other, memory] : made) {
+      if (memory == storage) {
+        return seen_as(other, result, other.key_set());
+      }
+    }
+    at::Tensor tensor = new_tensor(result);
+    if (several) {
+      made.emplace_back(tensor, storage);
+    }
+    return tensor;
   }
 };
 
@@ -210,6 +247,7 @@ void EagerRegion::begin(
   always_ = most_calls < 0;
   left_ = most_calls;
   settled_ = false;
+  quiet_ = false;
   since_ = 0;
   latest_calls_ = latest_reads_ = 0;
   timed_ns_ = timed_ = 0;
@@ -225,9 +263,6 @@ void EagerRegion::end() {
 
 // True when nothing is pending or queued. With the GIL.
 bool EagerRegion::is_ready() const {
-  if (!always_ && long_attribute(settings_, kAssignmentsName) != assignments_) {
-    return false;
-  }
   return long_attribute(executor_, kWaitingName) == 0 && long_attribute(worker_, kStandInName) == 0;
 }
 
@@ -250,20 +285,38 @@ void EagerRegion::note_read() {
   }
 }
 
-bool EagerRegion::resolve(Operator& op, const c10::IValue* arguments, Operands& found) {
+// True when nothing is queued. Python is asked if something has happened since it was asked.
+bool EagerRegion::begin_call() {
+  if (quiet_.load(std::memory_order_acquire)) {
+    return true;
+  }
   const Gil gil;
   if (!settled_ && settle_ != nullptr) {
     settled_ = true;
     py::handle{settle_}();
+    return begin_call();
+  }
+  if (!always_ && long_attribute(settings_, kAssignmentsName) != assignments_) {
+    end();
+    return false;
   }
   if (!is_ready()) {
-    if (!always_ && long_attribute(settings_, kAssignmentsName) != assignments_) {
-      end();
-    }
+    return false;
+  }
+  // The GIL is held since Python was asked: who queues something now says so afterwards.
+  quiet_ = true;
+  return true;
+}
+
+bool EagerRegion::resolve(Operator& op, const c10::IValue* arguments, Operands& found) {
+  if (!begin_call()) {
     return false;
   }
   Locked locked(recorder().lock);
   if (recorder().started != 0 || !recorder().inputs.empty()) {
+    return false;
+  }
+  if (!quiet_.load(std::memory_order_acquire)) {
     return false;
   }
   const size_t count = op.arguments.size();
@@ -358,6 +411,7 @@ bool EagerRegion::run(Operator& op, const c10::IValue* arguments, Values* return
   if (returned == nullptr) {
     return true;
   }
+  found.several = found.stack.size() > 1 || (found.stack.size() == 1 && found.stack[0].isTensorList());
   for (size_t i = 0; i < found.stack.size(); ++i) {
     c10::IValue& result = found.stack[i];
     if (op.same[i] >= 0) {
@@ -392,6 +446,7 @@ void bind_eager(py::module_& module) {
         executor.ptr(), worker.ptr(), settings.ptr(), to_ivalue(generator, c10::GeneratorType::get()), most_calls);
   });
   module.def("set_settle", [](py::object settle) { eager_region().set_settle(settle.release().ptr()); });
+  module.def("disturb_eager", [] { eager_region().disturb(); });
   module.def("end_eager", [] { eager_region().end(); });
   module.def("suspend_eager", [](int more) { eager_region().suspend(more); });
   module.def("note_eager_read", [] { eager_region().note_read(); });

@@ -10,6 +10,11 @@ namespace torch_ltc {
 
 class EagerRegion {
  public:
+  // Something may be queued, a setting may be changed, or a buffer may get other memory. As long as nobody says so,
+  // Python need not be asked whether something is queued, and where the memory of a buffer is.
+  void disturb();
+  // The memory of a buffer, or undefined. With the recorder's lock.
+  at::Tensor data_of(Buffer& buffer);
   // Calls and reads of all regions, and how many regions there were and have ended by themselves.
   uint64_t calls = 0;
   uint64_t reads = 0;
@@ -36,6 +41,7 @@ class EagerRegion {
  private:
   struct Operands;
   bool is_ready() const;
+  bool begin_call();
   bool resolve(Operator& op, const c10::IValue* arguments, Operands& found);
   void note_call();
 
@@ -49,6 +55,10 @@ class EagerRegion {
   PyObject* settings_ = nullptr;
   PyObject* settle_ = nullptr;
   bool settled_ = false;
+  // Nothing was queued, and nobody has disturbed since.
+  std::atomic<bool> quiet_{false};
+  // Buffers that know their memory.
+  std::vector<c10::weak_intrusive_ptr<Buffer>> knowing_;
   long assignments_ = 0;
   c10::IValue generator_;
   // Calls since the last read, and of the latest reads: how many calls, how many reads, and what some calls took.

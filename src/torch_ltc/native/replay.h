@@ -300,6 +300,9 @@ inline bool has_clean_state() {
       c10::impl::TorchDispatchModeTLS::any_modes_set() || c10::InferenceMode::is_enabled()) {
     return false;
   }
+  if (c10::impl::tls_local_dispatch_key_set().excluded_.has_all(c10::autocast_dispatch_keyset)) {
+    return true;
+  }
   const auto& devices = at::autocast::_AUTOCAST_SUPPORTED_DEVICES;
   return std::none_of(
       devices.begin(), devices.end(), [](at::DeviceType device) { return at::autocast::is_autocast_enabled(device); });

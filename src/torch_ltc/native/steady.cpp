@@ -7,6 +7,7 @@
 
 #include <chrono>
 
+#include "eager.h"
 #include "recorder.h"
 #include "replay.h"
 
@@ -117,6 +118,7 @@ class Steady {
         return py::none();
       }
       set(worker_, kStandIn, thread);
+      eager_region().disturb();
       const StandIn stand_in{end_, interrupt};
       begin_();
       py::tuple given(takes_.size());

@@ -152,6 +152,8 @@ class Buffer(_Base):
         if not data.untyped_storage().resizable() and spec.extent() > self.spec.extent():
             # Memory that another library made, and that a resize has to leave.
             data = self.data = data.clone(memory_format=torch.preserve_format)
+            if native is not None:
+                native.disturb_eager()
         return alias_physical(data, spec)
 
     def held(self, spec: Spec, device: torch.device) -> torch.Tensor | BackendData:

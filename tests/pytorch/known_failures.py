@@ -29,7 +29,6 @@ class Known:
 
 
 _WARNING = "PyTorch before 2.15 prints warnings of operators that Python calls; they cannot be caught"
-_BUSY = "thousands of programs, each new: makes progress, but is past 300 s on a busy machine; not seen to the end"
 _TEXT = "the text of a program is another, on purpose"
 
 KNOWN_FAILURES: tuple[Known, ...] = (
@@ -75,7 +74,6 @@ KNOWN_FAILURES: tuple[Known, ...] = (
         Kind.ARTEFACT,
         "the test leaves the module on the CPU: tensors of two devices are said before their dtypes",
     ),
-    Known("test_modules", ("TestModuleCPU.test_grad_nn_LSTM_*_mode_cpu_float64",), Kind.MISSING, _BUSY),
     Known(
         "test_nn",
         ("TestNNDeviceTypeCPU.test_transformerencoderlayer_cpu_float32",),

@@ -156,7 +156,7 @@ def test_kinds_is_every_event_class() -> None:
 
 
 def test_sync_reasons_are_sentences() -> None:
-    names = ["EXPLICIT", "READ", "OPTIMIZER", "BOUND", "FALLBACK", "SEED", "STATE", "BARRIER", "JIT"]
+    names = ["EXPLICIT", "READ", "OPTIMIZER", "BOUND", "FALLBACK", "SEED", "STATE", "BARRIER", "JIT", "EAGER"]
     assert [reason.name for reason in SyncReason] == names
     assert all(len(reason.value.split()) > 3 for reason in SyncReason)
 

@@ -96,7 +96,7 @@ def test_times_are_summaries_in_seconds_with_this_text() -> None:
         [
             "# HELP torch_ltc_sync_time_seconds Time that a sync took of the thread that asked for it, waiting for "
             "room in the queue included, by its reason: explicit, read, optimizer, bound, fallback, seed, state, "
-            "barrier, jit.",
+            "barrier, jit, eager.",
             "# TYPE torch_ltc_sync_time_seconds summary",
             *(
                 f'torch_ltc_sync_time_seconds{{reason="read",quantile="{share}"}} {value}'

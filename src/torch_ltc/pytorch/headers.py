@@ -69,6 +69,7 @@ table.add(
     Header("c10/core/TensorImpl.h", "results and views", "the hit path", names=(
            "TensorImpl", "VIEW", "set_sizes_contiguous", "set_sizes_and_strides", "is_wrapped_number", "bump_version",
            "unsafe_storage")),
+    Header("ATen/EmptyTensor.h", "the bytes that a geometry needs", "eager regions", names=("computeStorageNbytes",)),
     Header("c10/core/impl/TorchDispatchModeTLS.h", "modes of the user's", "the hit path", names=("any_modes_set",)),
     Header("c10/util/SmallVector.h", "vectors without allocation", "the hit path", _STABLE, names=("SmallVector",)),
     Header("c10/util/intrusive_ptr.h", "counted references", "the hit path", _STABLE,

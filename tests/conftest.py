@@ -11,6 +11,7 @@ depends on it:
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -18,6 +19,7 @@ import pytest
 TIERS = os.environ.get("LTC_TEST_TIERS", "blocking")
 BACKEND = os.environ.get("LTC_TEST_BACKEND", "torchscript")
 EAGER = os.environ.get("LTC_TEST_EAGER", "off")
+CHECK = os.environ.get("LTC_TEST_CHECK", "invariants")
 
 
 @pytest.fixture(autouse=True)
@@ -30,16 +32,21 @@ def tiers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
     monkeypatch.setenv("LTC_CACHE_DIR", "off")
     monkeypatch.setenv("LTC_BACKEND", BACKEND)
     monkeypatch.setenv("LTC_EAGER_REGIONS", EAGER)
+    monkeypatch.setenv("LTC_CHECK", CHECK)
     # One line of a test often compiles one program after the other.
     monkeypatch.setenv("LTC_RECOMPILES", "allow")
     # Imported late: some tests look at what importing the package does.
     config = pytest.importorskip("torch_ltc.config")
     settings = config.settings
     before = {name: getattr(settings, name) for name in config.SETTINGS}
-    with settings.scope(tiers=chosen, cache_dir="off", recompiles="allow", backend=BACKEND, eager_regions=EAGER):
+    chosen_settings = {"tiers": chosen, "cache_dir": "off", "recompiles": "allow", "backend": BACKEND}
+    with settings.scope(**chosen_settings, eager_regions=EAGER, check=CHECK):
         # A program that another test has recorded first has the lines of that test.
         pytest.importorskip("torch_ltc").ir_cache.reset()
         yield
+        if CHECK == "invariants":
+            sys.modules["torch_ltc.execute.executor"].executor.drain()
+            sys.modules["torch_ltc.debug.invariants"].invariants.check_idle()
     changed = {name: getattr(settings, name) for name in before if getattr(settings, name) != before[name]}
     for name in changed:
         setattr(settings, name, before[name])

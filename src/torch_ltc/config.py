@@ -310,8 +310,9 @@ SETTINGS: Mapping[str, Setting] = {
             "off",
             "LTC_CHECK",
             "What is checked after each run of a program: 'nan' finds the first operation that makes a NaN or an "
-            "infinity, 'validate' compares what a backend computed with the interpreter, 'all' does both, or 'off'.",
-            choices=("off", "nan", "validate", "all"),
+            "infinity, 'validate' compares what a backend computed with the interpreter, 'all' does both, 'invariants' "
+            "verifies what must hold of the device's own state at each sync, or 'off'.",
+            choices=("off", "nan", "validate", "all", "invariants"),
         ),
         Setting(
             "repro_dir",
@@ -375,7 +376,7 @@ class Settings:
     closure_queue_bound: int
     recompiles: Literal["allow", "warn", "error"]
     tensor_repr: Literal["values", "pending"]
-    check: Literal["off", "nan", "validate", "all"]
+    check: Literal["off", "nan", "validate", "all", "invariants"]
     repro_dir: str
     report: str
     save_tensors_file: str

@@ -293,6 +293,14 @@ class ValidationError(BackendError):
     """
 
 
+class InvariantError(LtcError):
+    """Something that must always hold of the device's own state does not.
+
+    When: the setting `check` is "invariants", at the end of a sync. The text says which invariant, and of which
+    program. What to do: report it, with the script; results since the sync before it may be wrong.
+    """
+
+
 class RecordingError(LtcError, ValueError):
     """A file is no recording of a run, or one of another version.
 

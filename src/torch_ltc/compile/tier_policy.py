@@ -55,7 +55,8 @@ class TierPolicy:
             settings.backend_failure == "error",
             settings.tiers != "background",
             current_store(),
-            settings.check,
+            # Those look at cuts, and at runs as they are.
+            "off" if settings.check == "invariants" else settings.check,
             settings.repro_dir,
             settings.cuda_graphs,
             settings.numerics if settings.backend == AUTO else "",

@@ -10,6 +10,7 @@ from torch_ltc.debug.dump import compilations, diff, dump_ir, dump_passes, progr
 from torch_ltc.debug.entry_points import profile, sync_ledger
 from torch_ltc.debug.history import history as _history
 from torch_ltc.debug.history import recompiled as _recompiled_hook
+from torch_ltc.debug.invariants import invariants as _invariants
 from torch_ltc.debug.nan import NonFinite, find_nan
 from torch_ltc.debug.nan import finder as _finder
 from torch_ltc.debug.repro import dump_repro
@@ -33,6 +34,7 @@ __all__ = [
 ]
 
 _history.listen()
+_invariants.apply_setting()
 _recompiled_hook.add(_recompiled)
 # The last to be entered is the first to look at a run: what `validate` corrects is what `nan` sees, and `repro` still
 # has the inputs when either of them fails.

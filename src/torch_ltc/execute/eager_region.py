@@ -91,7 +91,7 @@ class EagerRegions:
                 self._begin(0)
 
     def _begin(self, most_calls: int) -> None:
-        if executor.cpu_worker is None or settings.check != "off" or settings.device_type != "cpu":
+        if executor.cpu_worker is None or settings.check not in ("off", "invariants") or settings.device_type != "cpu":
             return
         self._reads = self._new_programs = self._new_calls = 0
         if most_calls >= 0:

@@ -18,7 +18,7 @@ from torch_ltc.execute.buffer_passes import plain_data
 from torch_ltc.execute.executor import call_below_autograd, executor
 from torch_ltc.execute.memory import Maker, memory
 from torch_ltc.execute.random_state import device_random
-from torch_ltc.execute.run import all_lost, execute_settled, note_outcome, settled_run
+from torch_ltc.execute.run import all_lost, execute_settled, note_outcome, program_ran, settled_run
 from torch_ltc.execute.signals import signals_deferred
 from torch_ltc.lowering.interface import Arguments, Outcome
 from torch_ltc.lowering.lower import Executable
@@ -101,6 +101,7 @@ class InPlace:
                     interrupt = error if isinstance(error, KeyboardInterrupt) else None
                 took_s = time.perf_counter() - began
                 self.install(outcome, inputs, outputs)
+                program_ran(entry, inputs, outputs)
             finally:
                 executor.end_here()
         if interrupt is not None:

@@ -14,7 +14,7 @@ from torch_ltc.execute.buffer_passes import renew, set_jobs, set_makers
 from torch_ltc.execute.capture import graphs_of
 from torch_ltc.execute.executor import Uses, executor
 from torch_ltc.execute.in_place import in_place
-from torch_ltc.execute.run import settled_run
+from torch_ltc.execute.run import program_queued, settled_run
 from torch_ltc.execute.sync import _run, cut, tell_sync
 from torch_ltc.lowering.lower import Executable
 from torch_ltc.record.buffer import Buffer
@@ -35,6 +35,7 @@ class Replayed:
     def run(self, inputs: list[Buffer], scalars: list[object], outputs: list[Buffer]) -> None:
         """Run the program on these buffers and numbers, or queue it."""
         began = time.perf_counter()
+        program_queued(self.entry, outputs)
         told = self.in_place.run(inputs, scalars, outputs)
         if told is None:
             self.ran_here = None

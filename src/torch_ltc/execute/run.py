@@ -39,6 +39,12 @@ _ANYWHERE = (BackendError, FunctionComputation)
 before_collectives = Hook[[CachedProgram], None](
     "before collectives", "before a program that talks to other ranks runs, on the worker"
 )
+program_queued = Hook[[CachedProgram, list[Buffer]], None](
+    "program queued", "when it is certain that a program will run, with its outputs"
+)
+program_ran = Hook[[CachedProgram, list[Buffer], list[Buffer]], None](
+    "program ran", "when a program has run and its results are installed, on the thread that ran it: inputs, outputs"
+)
 
 
 def execute_entry(

@@ -38,7 +38,15 @@ from torch_ltc.execute.in_place import InPlace, in_place
 from torch_ltc.execute.memory import Maker, memory
 from torch_ltc.execute.no_sync import sync_guard
 from torch_ltc.execute.random_state import device_random
-from torch_ltc.execute.run import all_lost, execute_entry, not_run, note_outcome, settled_run
+from torch_ltc.execute.run import (
+    all_lost,
+    execute_entry,
+    not_run,
+    note_outcome,
+    program_queued,
+    program_ran,
+    settled_run,
+)
 from torch_ltc.execute.signals import signals_deferred
 from torch_ltc.hooks import Hook
 from torch_ltc.lowering.backend_data import BackendData
@@ -67,6 +75,10 @@ _ELEMENT_S = 5e-9
 _MOST_SPECS = 200_000
 _MOST_LIVE_SETS = 16
 
+# Only with somebody to call: the lists are live.
+program_cut = Hook[[CachedProgram, list[Buffer], list[object], list[Buffer]], None](
+    "program cut", "before a program is queued, with the recorder's lock held: inputs, run-time numbers, outputs"
+)
 program_synced = Hook[[CachedProgram], None]("program synced", "after a program was queued, on the user's thread")
 
 
@@ -115,6 +127,9 @@ def cut(reason: SyncReason, then: Callable[[], None] | None = None, *, here: boo
         outputs, live = recorder.live_outputs()
         entry, known = pending_entry(live)
         inputs, scalars, lines = recorder.inputs, recorder.scalars, recorder.lines
+        if program_cut:
+            program_cut(entry, inputs, scalars, outputs)
+            program_queued(entry, outputs)
         recorder.reset()
         told = None
         try:
@@ -322,6 +337,7 @@ def _run(
             made.append((buffer, maker))
     memory.hold_all(made)
     memory.end_run()
+    program_ran(entry, inputs, outputs)
     # Last: listeners may record and read, also what comes of these results.
     executor.complete()
     for event in told:

@@ -1,0 +1,230 @@
+"""Mutation testing of the core: change one thing in the code, run the tests of that module, see whether one fails.
+
+    python scripts/mutation.py --sample 40 --jobs 2 --seconds 1200
+
+Cosmic Ray makes the changes (`pip install -r requirements/mutation.txt`, into an environment of its own if need be:
+`--tool` names its program). Of each place in the code one change is drawn; annotations, which never run, and what only
+words a message are left out. Each job works on a copy of the project of its own, under `build/mutation`. What was tried
+is kept there: the next run goes on with other changes. The score of each module and the changes that no test noticed
+are printed, and written to `build/mutation/report.md`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import os
+import random
+import shutil
+import sqlite3
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDER = ROOT / "build" / "mutation"
+# A mutant may loop for ever.
+LIMIT_S = 180.0
+
+_RECORDING = (
+    "tests/unit/test_recorder.py tests/unit/test_invariants.py tests/semantics/test_aliasing.py "
+    "tests/semantics/test_strides.py tests/semantics/test_resize_and_views.py tests/semantics/test_programs.py"
+)
+# The core, and the tests that know each part; with the extension in C++ (1) or without it (0).
+CORE = {
+    "record/recorder.py": (0, _RECORDING + " tests/semantics/test_native.py tests/semantics/test_copy_on_write.py"),
+    "record/pending_state.py": (0, _RECORDING),
+    "record/path_values.py": (0, _RECORDING + " tests/semantics/test_undeclared_writes.py"),
+    "record/native_nodes.py": (1, _RECORDING + " tests/semantics/test_native_hits.py"),
+    "program/tree.py": (0, "tests/unit/test_tree.py tests/unit/test_program_cache.py " + _RECORDING),
+    "execute/sync.py": (
+        1,
+        "tests/unit/test_invariants.py tests/semantics/test_runs_once.py tests/semantics/test_reads_here.py "
+        "tests/semantics/test_failures.py tests/semantics/test_async.py tests/semantics/test_api.py "
+        "tests/semantics/test_long_programs.py",
+    ),
+    "compile/specialization_cache.py": (
+        1,
+        "tests/unit/test_specialization_cache.py tests/unit/test_symbolic_key.py tests/semantics/test_promotion.py "
+        "tests/semantics/test_promotion_failures.py",
+    ),
+    "program/symbolic_key.py": (
+        1,
+        "tests/unit/test_symbolic_key.py tests/unit/test_specialization_cache.py tests/semantics/test_promotion.py",
+    ),
+    "execute/captured_program.py": (
+        1,
+        "tests/unit/test_cuda_graphs.py tests/semantics/test_capture.py",
+    ),
+    "execute/capture.py": (1, "tests/unit/test_cuda_graphs.py tests/semantics/test_capture.py"),
+}
+
+
+def idle_lines(source: str) -> set[int]:
+    """Lines whose change says nothing: annotations, texts, imports and what only type checkers read."""
+    idle: set[int] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            found = [node.returns, *(a.annotation for a in (*node.args.args, *node.args.kwonlyargs))]
+            idle |= {line for a in found if a is not None for line in range(a.lineno, (a.end_lineno or a.lineno) + 1)}
+        elif isinstance(node, ast.AnnAssign) and node.value is None:
+            idle.add(node.lineno)
+        elif isinstance(node, ast.JoinedStr):
+            idle |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            idle |= set(range(node.lineno, node.body[-1].lineno + 1))
+    return idle
+
+
+class Job:
+    """One copy of the project, in which one mutant at a time is tried."""
+
+    def __init__(self, number: int, tool: str) -> None:
+        self.folder = FOLDER / f"job-{number}"
+        self.tool = tool
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir(parents=True)
+        for name in ("src", "tests", "pyproject.toml", "docs", "benchmarks", "examples", "README.md", "scripts"):
+            source = ROOT / name
+            if source.is_dir():
+                shutil.copytree(source, self.folder / name, ignore=shutil.ignore_patterns("__pycache__", "_build"))
+            elif source.exists():
+                shutil.copy(source, self.folder / name)
+
+    def command(self, module: str) -> list[str]:
+        """The tests of a module, in one process, ending at the first that fails."""
+        tests = CORE[module][1].split()
+        return [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider",
+                "-m", "not slow and not compilers and not browser and not distributed", *tests]  # fmt: skip
+
+    def run_tests(self, module: str, limit_s: float) -> str:
+        """ "killed", "survived" or "timeout", and what was printed last."""
+        env = {**os.environ, "PYTHONPATH": str(self.folder / "src"), "OMP_NUM_THREADS": "1",
+               "PYTHONDONTWRITEBYTECODE": "1", "LTC_NATIVE": str(CORE[module][0])}  # fmt: skip
+        try:
+            done = subprocess.run(
+                self.command(module), cwd=self.folder, env=env, timeout=limit_s, capture_output=True, text=True
+            )
+        except subprocess.TimeoutExpired:
+            return "timeout"
+        return "survived" if done.returncode == 0 else "killed"
+
+    def mutants(self, module: str) -> list[dict[str, object]]:
+        """All changes that Cosmic Ray knows for a module."""
+        path = f"src/torch_ltc/{module}"
+        config = self.folder / "mutation.toml"
+        config.write_text(
+            f'[cosmic-ray]\nmodule-path = "{path}"\ntimeout = {LIMIT_S}\nexcluded-modules = []\n'
+            'test-command = "true"\n[cosmic-ray.distributor]\nname = "local"\n'
+        )
+        session = self.folder / "session.sqlite"
+        session.unlink(missing_ok=True)
+        subprocess.run([self.tool, "init", str(config), str(session)], cwd=self.folder, check=True, capture_output=True)
+        with sqlite3.connect(session) as database:
+            database.row_factory = sqlite3.Row
+            return [dict(row) for row in database.execute("select * from mutation_specs")]
+
+    def try_one(self, module: str, mutant: dict[str, object]) -> tuple[str, str]:
+        """What becomes of one change, and the change as a diff."""
+        path = self.folder / "src" / "torch_ltc" / module
+        before = path.read_text()
+        try:
+            subprocess.run(
+                [self.tool, "apply", str(path.relative_to(self.folder)), str(mutant["operator_name"]),
+                 str(mutant["occurrence"])], cwd=self.folder, check=True, capture_output=True,
+            )  # fmt: skip
+            after = path.read_text()
+            return self.run_tests(module, LIMIT_S), changed_lines(before, after)
+        finally:
+            path.write_text(before)
+
+
+def changed_lines(before: str, after: str) -> str:
+    """The first line that differs, before and after."""
+    for number, (old, new) in enumerate(zip(before.splitlines(), after.splitlines(), strict=False), 1):
+        if old != new:
+            return f"{number}: `{old.strip()}` became `{new.strip()}`"
+    return "nothing"
+
+
+def drawn(module: str, mutants: list[dict[str, object]], seed: int) -> list[dict[str, object]]:
+    """One change for each place, in an order of chance that is the same each time."""
+    lines = idle_lines((ROOT / "src" / "torch_ltc" / module).read_text())
+    places: dict[tuple[object, object], list[dict[str, object]]] = defaultdict(list)
+    for mutant in mutants:
+        if mutant["start_pos_row"] not in lines and "BitOr_" not in str(mutant["operator_name"]):
+            places[mutant["start_pos_row"], mutant["start_pos_col"]].append(mutant)
+    chance = random.Random(f"{seed}/{module}")
+    chosen = [chance.choice(found) for _, found in sorted(places.items(), key=lambda item: str(item[0]))]
+    chance.shuffle(chosen)
+    return chosen
+
+
+def main() -> int:
+    """Try a sample of each module, and report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sample", type=int, default=40, help="changes of each module")
+    parser.add_argument("--modules", default=",".join(CORE), help="modules of the core, separated by commas")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=3600.0, help="begin nothing after this time")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--tool", default=shutil.which("cosmic-ray") or "cosmic-ray", help="Cosmic Ray's program")
+    options = parser.parse_args()
+    if shutil.which(options.tool) is None:
+        parser.error(f"there is no {options.tool}\n  try: pip install -r requirements/mutation.txt")
+    unknown = set(options.modules.split(",")) - set(CORE)
+    if unknown:
+        parser.error(f"{sorted(unknown)} are not modules of the core; these are: {', '.join(CORE)}")
+    modules = options.modules.split(",")
+    ends = time.monotonic() + options.seconds
+    journal_file = FOLDER / "journal.json"
+    jobs = [Job(number, options.tool) for number in range(options.jobs)]
+    journal = json.loads(journal_file.read_text()) if journal_file.exists() else {}
+    queue: list[tuple[str, dict[str, object]]] = []
+    samples = {module: drawn(module, jobs[0].mutants(module), options.seed)[: options.sample] for module in modules}
+    for place in range(options.sample):
+        queue += [(module, chosen[place]) for module, chosen in samples.items() if place < len(chosen)]
+    clean: dict[str, bool] = {}
+
+    def work(job: Job) -> None:
+        while queue and time.monotonic() < ends:
+            module, mutant = queue.pop(0)
+            name = f"{module} {mutant['operator_name']} {mutant['occurrence']}"
+            if name in journal:
+                continue
+            if module not in clean:
+                clean[module] = job.run_tests(module, 3 * LIMIT_S) == "survived"
+                if not clean[module]:
+                    print(f"{module}: its tests fail without any change", file=sys.stderr)
+            if clean[module]:
+                outcome, change = job.try_one(module, mutant)
+                journal[name] = [module, outcome, change]
+                print(f"{outcome:9}{module} {change}", flush=True)
+                journal_file.write_text(json.dumps(journal, indent=1))
+
+    with ThreadPoolExecutor(options.jobs) as pool:
+        list(pool.map(work, jobs))
+    report = report_text(list(journal.values()))
+    (FOLDER / "report.md").write_text(report)
+    print(report)
+    return 0 if all(clean.values()) else 1
+
+
+def report_text(rows: list[list[str]]) -> str:
+    """Scores by module, and survivors."""
+    lines = ["| module | changes tried | noticed | score |", "|---|---|---|---|"]
+    for module in [*CORE, "all"]:
+        outcomes = [outcome for one, outcome, _ in rows if module in (one, "all")]
+        if outcomes:
+            noticed = sum(outcome != "survived" for outcome in outcomes)
+            lines.append(f"| `{module}` | {len(outcomes)} | {noticed} | {100 * noticed / len(outcomes):.0f} % |")
+    survivors = [f"- `{module}` {change}" for module, outcome, change in rows if outcome == "survived"]
+    return "\n".join([*lines, "", *sorted(survivors)]) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

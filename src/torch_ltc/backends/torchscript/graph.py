@@ -31,6 +31,7 @@ from torch_ltc.program.instruction import (
     Size,
     Value,
 )
+from torch_ltc.program.spec import Spec
 
 _MEMORY_FORMATS = {
     torch.contiguous_format: 0,
@@ -39,6 +40,10 @@ _MEMORY_FORMATS = {
     torch.channels_last_3d: 3,
 }
 _NO_SCHEMA = "(no schema)"
+# With a number, TorchScript takes an overload that multiplies the number by the tensor: on the CPU these are rounded
+# otherwise than the tensor by the number.
+_SWAPPED = frozenset({"aten::mul_", "aten::multiply_"})
+_SWAPPED_DTYPES = frozenset({torch.float16, torch.bfloat16})
 
 
 class NotTaken(Exception):
@@ -61,6 +66,8 @@ class GraphLowering:
         # The values of symbols by name.
         self._symbols: dict[str, Any] = {}
         self._generator: Any = None
+        # Those of all values, once they are asked for.
+        self._specs: dict[int, Spec] | None = None
         # The node that has the line of the current call, or None.
         self._line: Any = None
         self.current: Call | None = None
@@ -130,6 +137,10 @@ class GraphLowering:
             self._operand(value, declared, typed=not numbers_for_tensors)
             for value, declared in zip(_given(call), schema.arguments, strict=True)
         ]
+        if numbers_for_tensors and self._is_swapped(call):
+            product = self._insert(schema.name.removesuffix("_"), inputs)
+            self._bind(call, 0, call.flat_returns[0], self._copy(inputs[0], product))
+            return
         node = self._node(schema.name, inputs, len(schema.returns))
         if _is_recorded_overload(call, node.schema()):
             outputs = _typed_outputs(node, [declared.type for declared in schema.returns])
@@ -170,7 +181,17 @@ class GraphLowering:
         if node.schema() == _NO_SCHEMA:
             raise NotTaken(call)
         [result] = _typed_outputs(node, [TENSOR])
-        return self._insert("aten::copy_", [inputs[-1], result, self._constant(False)])
+        return self._copy(inputs[-1], result)
+
+    def _copy(self, target: Any, source: Any) -> Any:
+        return self._insert("aten::copy_", [target, source, self._constant(False)])
+
+    def _is_swapped(self, call: Call) -> bool:
+        if call.op._schema.name not in _SWAPPED or self._device.type != "cpu":
+            return False
+        if self._specs is None:
+            self._specs = self._segment.program.specs()
+        return self._specs[call.operands[0]].dtype in _SWAPPED_DTYPES
 
     def _bind(self, call: Call, position: int, item: Return, value: Any) -> None:
         number = call.numbers[position]

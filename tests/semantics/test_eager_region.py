@@ -144,6 +144,8 @@ def test_training_is_equal_to_eager(always: None, syncs: list[SyncEvent]) -> Non
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
         torch.manual_seed(1)
         torch.ltc.manual_seed(1)
+        # Behind what is queued, calls would be recorded.
+        torch_ltc.sync(wait=True)
         losses = []
         for batch in data:
             optimizer.zero_grad()

@@ -21,6 +21,7 @@ from torch_ltc.events import UploadEvent, tell
 from torch_ltc.execute.executor import executor
 from torch_ltc.execute.memory import add_upload, memory
 from torch_ltc.execute.sync import read, read_number
+from torch_ltc.native.recording import native
 from torch_ltc.program.spec import spec_of
 from torch_ltc.record.buffer import buffer_of, physical_device
 from torch_ltc.record.call_site import current_source
@@ -81,6 +82,9 @@ def _check_strides(size: Any, stride: Any) -> None:
 def _new(size: tuple[int, ...], stride: tuple[int, ...] | None, dtype: torch.dtype) -> torch.Tensor:
     """A tensor without values; in deterministic mode it is filled, as eager does."""
     made = empty_tensor(size, stride, dtype)
+    if native is not None:
+        # The next one of this shape is made in C++.
+        native.remember_shape(buffer_of(made).spec)
     if recorder.torch_state.fills_memory:
         inexact = dtype.is_floating_point or dtype.is_complex
         made.fill_(math.nan if inexact else True if dtype is torch.bool else torch.iinfo(dtype).max)
@@ -270,9 +274,11 @@ for _kernel, _op in _UNRECORDED:
 
 COMPOSITES = {"aten::_has_compatible_shallow_copy_type": has_compatible_type}
 
+# The extension has kernels of its own for these, which know what was made before.
+EMPTIES: dict[str, Any] = {"aten::empty.memory_format": empty, "aten::empty_strided": empty_strided}
+
 KERNELS = {
-    "aten::empty.memory_format": empty,
-    "aten::empty_strided": empty_strided,
+    **EMPTIES,
     "aten::copy_": copy_,
     "aten::index.Tensor": index,
     "aten::_copy_from": copy_from,

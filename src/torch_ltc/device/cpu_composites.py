@@ -16,6 +16,7 @@ from torch.backends.cuda import cudnn_sdp_enabled, flash_sdp_enabled, math_sdp_e
 
 from torch_ltc.config import settings
 from torch_ltc.device.kernels import Kernel
+from torch_ltc.native.recording import native
 from torch_ltc.program.spec import spec_of
 from torch_ltc.pytorch.private import attention_choice, overrideable_sdp_enabled, sdp_priority_order
 from torch_ltc.record.buffer import physical_device
@@ -24,6 +25,8 @@ aten = torch.ops.aten
 _flash_on_cpu = aten._scaled_dot_product_flash_attention_for_cpu.default
 # What `torch._fused_sdp_choice` answers.
 _MATH, _FLASH, _EFFICIENT, _CUDNN = 0, 1, 2, 3
+# What native/attention.cpp does with a call; the fused kernels of CUDA are this much above the answer.
+_BY_PYTHON, _BY_MATH, _ON_CPU, _FUSED = 0, 1, 2, 2
 _MOST_CHOICES = 10_000
 _choices: dict[Any, int] = {}
 
@@ -97,6 +100,9 @@ def scaled_dot_product_attention(
     """`aten::scaled_dot_product_attention`: CPU eager's fused kernel where it would take it, else the plain formula."""
     mask = attn_mask
     choice = _attention_choice(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa)
+    if native is not None:
+        plan = _plan(choice, query, value, mask, dropout_p, enable_gqa)
+        native.remember_attention(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa, plan)
     if mask is not None and mask.dtype is torch.bool:
         mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(mask.logical_not(), float("-inf"))
     if query.dim() == 3 and choice in _ON_CUDA:
@@ -107,9 +113,7 @@ def scaled_dot_product_attention(
             query, key, value, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         ).squeeze(0)
     if settings.device_type == "cuda":
-        # The fused kernels would pad a mask and odd sizes, and draw dropout from CUDA's own generator.
-        as_they_are = mask is None and not dropout_p and not enable_gqa
-        if as_they_are and query.size(-1) % 8 == 0 and value.size(-1) == query.size(-1) and choice in _ON_CUDA:
+        if _is_fused_on_cuda(choice, query, value, mask, dropout_p, enable_gqa):
             on_cuda: torch.Tensor = _ON_CUDA[choice](query, key, value, is_causal, scale)
             return on_cuda
     elif choice == _FLASH:
@@ -120,6 +124,25 @@ def scaled_dot_product_attention(
         query, key, value, mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
     )[0]
     return result
+
+
+def _plan(
+    choice: int, query: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, dropout_p: float, enable_gqa: bool
+) -> int:
+    """What native/attention.cpp does with a call like this one, in the way of `scaled_dot_product_attention`."""
+    if query.dim() == 3 and choice in _ON_CUDA:
+        return _BY_PYTHON
+    if settings.device_type == "cuda":
+        return choice + _FUSED if _is_fused_on_cuda(choice, query, value, mask, dropout_p, enable_gqa) else _BY_MATH
+    return _ON_CPU if choice == _FLASH else _BY_MATH
+
+
+def _is_fused_on_cuda(
+    choice: int, query: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, dropout_p: float, enable_gqa: bool
+) -> bool:
+    """The fused kernels would pad a mask and odd sizes, and draw dropout from CUDA's own generator."""
+    as_they_are = mask is None and not dropout_p and not enable_gqa
+    return as_they_are and query.size(-1) % 8 == 0 and value.size(-1) == query.size(-1) and choice in _ON_CUDA
 
 
 def _needs_gradient(*tensors: torch.Tensor) -> bool:

@@ -52,6 +52,8 @@ _AT_ONCE = {
 # Factories whose bounds may be tensors.
 _RANGES = frozenset({"linspace", "logspace"})
 _COMPOSITE = "CompositeImplicitAutograd"
+# In native/attention.cpp.
+_COMPOSED_IN_CPP = frozenset({"aten::dropout", "aten::scaled_dot_product_attention"})
 
 _libraries: list[torch.library.Library] = []
 _operators: dict[str, Operator] = {}
@@ -173,7 +175,8 @@ def _implement(aten: Any, name: str, kernel: Kernel) -> None:
     operator.native = make_native_operator(operator, getattr(kernel, "versions", []), unrecorded)
     # No tensor has this key: the kernel in C++ calls what is registered there.
     aten.impl(name, "PrivateUse2", kernel, False)
-    operator.native.register()
+    if name not in copies.EMPTIES:
+        operator.native.register()
     native_operators.append(operator)
 
 
@@ -193,8 +196,10 @@ def register_kernels() -> None:
         **recurrent.COMPOSITES,
     }
     for name, kernel in composites.items():
-        for key in ("AutogradPrivateUse1", "PrivateUse1"):
-            aten.impl(name, key, kernel, False)
+        # What the kernels in C++ leave to Python has a key that no tensor has.
+        behind = native is not None and name in _COMPOSED_IN_CPP
+        aten.impl(name, "AutogradPrivateUse2" if behind else "AutogradPrivateUse1", kernel, False)
+        aten.impl(name, "PrivateUse1", kernel, False)
     for layout, own in (("Sparse", sparse.KERNELS), ("SparseCsr", sparse.COMPRESSED_KERNELS)):
         for name, kernel in {**other_layouts.eager_kernels(layout, own), **own}.items():
             aten.impl(name, f"{layout}PrivateUse1", kernel, False)
@@ -204,11 +209,12 @@ def register_kernels() -> None:
         aten.impl(name, "AutogradPrivateUse1", kernel, False)
     for name, kernel in group_norm.COMPOSED.items():
         aten.impl(name, "PrivateUse1", kernel, False)
-    # What the kernels in C++ leave to Python has a key that no tensor has.
     for name, kernel in composite_ops.AUTOGRAD.items():
         aten.impl(name, "AutogradPrivateUse1" if native is None else "AutogradPrivateUse2", kernel, False)
     if native is not None:
         native.register_composites()
+        native.register_attention()
+        native.register_empties(*(kernel.operator.native for kernel in copies.EMPTIES.values()))
     others = torch.library.Library("_", "IMPL")
     _libraries.append(others)
     everything: Any = others.m

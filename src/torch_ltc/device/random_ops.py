@@ -87,7 +87,9 @@ def dropout(tensor: torch.Tensor, p: float, train: bool) -> torch.Tensor:
     if p == 1:
         return tensor.mul(torch.zeros((), dtype=tensor.dtype, device=tensor.device))
     noise = torch.empty_like(tensor).bernoulli_(1 - p)
-    return tensor * noise.div_(1 - p)
+    # The overload that PyTorch's own composition calls.
+    kept: torch.Tensor = torch.ops.aten.div_.Scalar(noise, 1 - p)
+    return tensor * kept
 
 
 def randperm_generator(

@@ -6,9 +6,11 @@ namespace torch_ltc {
 
 // Declared here and not in a header: a new file changes this one alone.
 void bind_allocator(py::module_& module);
+void bind_attention(py::module_& module);
 void bind_buffers(py::module_& module);
 void bind_composites(py::module_& module);
 void bind_eager(py::module_& module);
+void bind_empties(py::module_& module);
 void bind_generator(py::module_& module);
 void bind_guard(py::module_& module);
 void bind_hooks(py::module_& module);
@@ -27,8 +29,10 @@ PYBIND11_MODULE(_native, module) {
   torch_ltc::bind_generator(module);
   torch_ltc::bind_guard(module);
   torch_ltc::bind_composites(module);
+  torch_ltc::bind_attention(module);
   torch_ltc::bind_buffers(module);
   torch_ltc::bind_eager(module);
+  torch_ltc::bind_empties(module);
   torch_ltc::bind_interpreter(module);
   torch_ltc::bind_nodes(module);
   torch_ltc::bind_recorder(module);

@@ -31,8 +31,6 @@ struct Operator {
   std::string name;
   std::vector<Argument> arguments;
   bool random = false;
-  // Each recording notes its line, for the error that the call may raise.
-  bool located = false;
   // Places of lists of tensors whose versions the device's kernel counts up.
   std::vector<size_t> versions;
   // Calls go to Python, always.
@@ -83,11 +81,13 @@ struct Returned {
 struct Node {
   // Borrowed: the node of Python owns this one.
   PyObject* python = nullptr;
-  // Null: an input, or a call that always goes to Python.
+  // Null: an input, new memory, or a call that always goes to Python.
   Operator* op = nullptr;
   c10::SmallVector<Part, 4> parts;
   c10::SmallVector<Returned, 1> returns;
   int64_t made = 0;
+  // Each recording notes its line, for the error that the call may raise.
+  bool located = false;
   // Some result is on the storage of another one.
   bool shares = false;
   // Numbers that the call was tried with, unless any will do.
@@ -96,6 +96,8 @@ struct Node {
   // For an input.
   int64_t input = -1;
   SpecPtr input_spec;
+  // For memory that the next call is the first to write to.
+  SpecPtr empty_spec;
   // What came next before, the latest first. Their nodes of Python are children of this one's.
   c10::SmallVector<Node*, 2> children;
 };

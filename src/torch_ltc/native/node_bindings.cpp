@@ -154,13 +154,12 @@ int64_t written_argument(const c10::Argument& returned, const std::vector<c10::A
 }
 
 Operator* make_operator(
-    const std::string& name, const std::string& overload, const std::vector<int>& kinds, bool random, bool located,
+    const std::string& name, const std::string& overload, const std::vector<int>& kinds, bool random,
     std::vector<size_t> versions) {
   const auto handle = c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), overload.c_str());
   auto* op = new Operator(handle);
   op->name = overload.empty() ? name : name + "." + overload;
   op->random = random;
-  op->located = located;
   op->versions = std::move(versions);
   op->copies = name == "aten::_to_copy" || name == "aten::copy_";
   op->reads = name == "aten::_local_scalar_dense";
@@ -195,14 +194,17 @@ void bind_nodes(py::module_& module) {
         node->python = python.ptr();
         return node;
       }))
-      .def_property_readonly("described", [](const Node& self) { return self.op != nullptr || self.input >= 0; })
+      .def_property_readonly(
+          "described", [](const Node& self) { return self.op != nullptr || self.input >= 0 || self.empty_spec; })
       .def(
           "describe_input",
           [](Node& self, int64_t index, py::handle spec) {
             self.input = index;
             self.input_spec = spec_of(spec);
           })
+      .def("describe_empty", [](Node& self, py::handle spec) { self.empty_spec = spec_of(spec); })
       .def("describe_call", &describe_call)
+      .def_readwrite("located", &Node::located)
       .def(
           "set_numbers",
           [](Node& self, py::object tried) {

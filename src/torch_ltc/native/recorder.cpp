@@ -75,9 +75,34 @@ bool Recorder::resolve(const at::Tensor& tensor, Operands& found) {
     found.values.push_back(number - base);
     return true;
   }
-  // One that nobody has written to becomes a value in another way: for Python.
-  const bool written = buffer->number >= 0 || buffer->computed;
-  return buffer->number < base && written && input(*buffer, tensor, found);
+  if (buffer->number >= base) {
+    return false;
+  }
+  if (buffer->number >= 0 || buffer->computed) {
+    return input(*buffer, tensor, found);
+  }
+  if (!define_empty(*buffer) || !buffer->spec->matches(*impl)) {
+    return false;
+  }
+  found.values.push_back(buffer->number - base);
+  return true;
+}
+
+// Memory that nobody has written to becomes a value when a call takes it. What Python has seen may have got its memory
+// meanwhile.
+bool Recorder::define_empty(Buffer& buffer) {
+  if (buffer.python.load() != nullptr || buffer.data.defined()) {
+    return false;
+  }
+  for (Node* child : position->children) {
+    if (child->empty_spec && child->empty_spec == buffer.spec) {
+      position = child;
+      buffer.number = count++;
+      buffers.push_back(BufferPtr::reclaim_copy(&buffer));
+      return true;
+    }
+  }
+  return false;
 }
 
 // A call that is not recorded here takes no inputs: Python may not record it at all.
@@ -94,6 +119,9 @@ void Recorder::go_back(const Mark& mark, const Operands& found) {
   for (; inputs.size() > mark.inputs; inputs.pop_back()) {
     inputs.back().buffer->input = -1;
     inputs.back().buffer->holders.fetch_sub(1);
+  }
+  for (; buffers.size() > mark.buffers; buffers.pop_back()) {
+    buffers.back()->number = -1;
   }
   position = mark.position;
   count = mark.count;
@@ -305,8 +333,8 @@ void Recorder::results(const Node& node, const Operands& found, Values& into) {
 
 // What Python is told of a call before it is taken. False when there is no Python any more; raises what a handler of a
 // signal raises meanwhile.
-bool Recorder::told(const Operator& op, const Node& node) const {
-  if (started != 0 && !op.located) {
+bool Recorder::told(const Node& node) const {
+  if (started != 0 && !node.located) {
     return true;
   }
   if (!Py_IsInitialized()) {
@@ -316,7 +344,7 @@ bool Recorder::told(const Operator& op, const Node& node) const {
   if (started == 0) {
     py::handle{begin}();
   }
-  if (op.located) {
+  if (node.located) {
     py::handle{note_line}(py::handle{node.python});
   }
   return true;
@@ -326,7 +354,7 @@ bool Recorder::hit(Operator& op, const c10::IValue* arguments, Values* returned)
   Locked locked(lock);
   Operands found;
   Node* taken = nullptr;
-  const Mark before{position, count, inputs.size()};
+  const Mark before{position, count, inputs.size(), buffers.size()};
   if (position != nullptr && operands(op, arguments, found)) {
     for (Node* child : position->children) {
       if (child->op == &op && fits(*child, arguments, found)) {
@@ -342,7 +370,7 @@ bool Recorder::hit(Operator& op, const c10::IValue* arguments, Values* returned)
     return false;
   }
   try {
-    if (!told(op, *taken)) {
+    if (!told(*taken)) {
       ++op.misses;
       return false;
     }

@@ -64,15 +64,17 @@ class Recorder {
     Node* position;
     int64_t count;
     size_t inputs;
+    size_t buffers;
   };
   using Tensors = c10::SmallVector<at::Tensor, 4>;
   bool resolve(const at::Tensor& tensor, Operands& found);
   bool input(Buffer& buffer, const at::Tensor& tensor, Operands& found);
+  bool define_empty(Buffer& buffer);
   void go_back(const Mark& mark, const Operands& found);
   bool operands(const Operator& op, const c10::IValue* arguments, Operands& found);
   bool fits(const Node& node, const c10::IValue* arguments, Operands& found) const;
   at::Tensor make(const Result& result, int64_t& number, const Operands& found, const Tensors& made);
-  bool told(const Operator& op, const Node& node) const;
+  bool told(const Node& node) const;
   void results(const Node& node, const Operands& found, Values& into);
 };
 

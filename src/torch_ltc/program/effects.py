@@ -60,6 +60,13 @@ _NUMBERED = "fill full clamp clamp_min clamp_max masked_fill where scalar_tensor
 _REFUSES_NUMBERS = frozenset(name + tail for name in _NUMBERED.split() for tail in ("", "_"))
 
 
+# Draws whose parameters are numbers, which are checked at the call; a tensor of probabilities may be wrong.
+_DRAWS = frozenset(
+    f"{name}_"
+    for name in ("bernoulli", "uniform", "normal", "random", "exponential", "geometric", "cauchy", "log_normal")
+)
+
+
 def is_safe_view(call_schema: object) -> bool:
     """True when everything an operator returns is a view: it reads no data."""
     returns = getattr(call_schema, "returns", ())
@@ -84,6 +91,8 @@ def may_fail(call: Call) -> bool:
         return False
     if plain in _SAFE:
         return any(isinstance(operand, Scalar) for operand in call.args)
+    if plain in _DRAWS:
+        return len(call.operands) > 1
     if plain in _SAFE_ON_FLOATS:
         specs = [item.spec for item in call.flat_returns if item.spec is not None]
         return not all(spec.dtype.is_floating_point or spec.dtype.is_complex for spec in specs)

@@ -45,6 +45,7 @@ class Node:
         "programs",
         "last_used",
         "known",
+        "located",
         "native",
     )
 
@@ -67,6 +68,8 @@ class Node:
         self.programs: dict[tuple[int, ...], Any] = _NO_PROGRAMS
         self.last_used = 0
         self.known = False
+        # Each recording notes its line: the call may fail.
+        self.located = False
         self.native: Any = None
 
 

@@ -16,7 +16,7 @@ from torch_ltc.program.tree import Node
 from torch_ltc.record.arguments import operand_tensors
 from torch_ltc.record.operator import DEFAULT, Kind, Operator
 
-__all__ = ["link_call", "link_input", "make_native_operator"]
+__all__ = ["link_call", "link_empty", "link_input", "make_native_operator"]
 
 # As in native/node.h.
 _KINDS = {
@@ -40,7 +40,7 @@ def make_native_operator(operator: Operator, versions: list[int], unrecorded: bo
     of tensors whose versions it counts up."""
     schema = operator.op._schema
     kinds = [_KINDS[kind] for kind in operator.kinds]
-    made = native.Operator(schema.name, schema.overload_name, kinds, operator.random, operator.located, versions)
+    made = native.Operator(schema.name, schema.overload_name, kinds, operator.random, versions)
     made.unrecorded = unrecorded
     # Not those that give a tensor another shape.
     reshapes = torch.Tag.inplace_view in operator.op.tags or schema.name in _RESHAPING
@@ -73,6 +73,17 @@ def link_input(parent: Node, child: Node, index: int, spec: Spec) -> None:
     _expect(parent, child)
 
 
+def link_empty(parent: Node, child: Node, spec: Spec) -> None:
+    """Recording goes from `parent` to `child` by taking memory that nobody has written to."""
+    if not child.known:
+        child.known = True
+        return
+    if child.native is None:
+        child.native = native.Node(child)
+        child.native.describe_empty(spec)
+    _expect(parent, child)
+
+
 def _expect(parent: Node, child: Node) -> None:
     if parent.parent is None and parent.native is None:
         parent.native = native.Node(parent)
@@ -96,6 +107,7 @@ def _describe(child: Node, operator: Operator, values: tuple[Any, ...]) -> None:
             position += 1
         returns.append((isinstance(declared, tuple), results))
     child.native.describe_call(operator.native, child.key, values, DEFAULT, returns, child.made)
+    child.native.located = child.located
 
 
 def _result(item: Return, position: int, tensors: list[Any]) -> _Result | None:

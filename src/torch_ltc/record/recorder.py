@@ -20,6 +20,7 @@ from torch_ltc.config import settings
 from torch_ltc.errors import DeviceMismatchError
 from torch_ltc.hooks import Hook
 from torch_ltc.native.recording import native
+from torch_ltc.program.effects import may_fail
 from torch_ltc.program.instruction import (
     Call,
     Input,
@@ -43,7 +44,7 @@ from torch_ltc.record.buffer import Buffer, buffer_of, new_buffer, physical_devi
 from torch_ltc.record.call_site import UNKNOWN, Source, call_source, current_source
 from torch_ltc.record.call_template import CallTemplates
 from torch_ltc.record.forward_lines import ForwardLines
-from torch_ltc.record.native_nodes import link_input
+from torch_ltc.record.native_nodes import link_empty, link_input
 from torch_ltc.record.operands import CallOperands, make_operands
 from torch_ltc.record.operator import DEFAULT, Kind, Operator
 from torch_ltc.record.ordinal import ordinal
@@ -334,7 +335,10 @@ class Recorder(_State):
         spec = buffer.spec
         statics = (spec.size, spec.stride, spec.dtype, None, True)
         values = (spec.size, spec.stride, spec.dtype, None, _DEVICE, None)
-        buffer.number, _ = self._internal(_EMPTY, (_EMPTY, *statics), values, ())
+        before = self.node
+        buffer.number, child = self._internal(_EMPTY, (_EMPTY, *statics), values, ())
+        if native is not None:
+            link_empty(before, child, spec)
         self.add_buffer(buffer)
 
     def _derive(self, buffer: Buffer, spec: Spec) -> int:
@@ -462,8 +466,9 @@ class Recorder(_State):
         return self._infer(operator, values, [spec_of(t) for t in tensors], storage_groups(tensors), ())
 
     def note_line(self, child: Node) -> None:
-        """Remember the line that records this call now."""
-        self.lines[id(child.instruction)] = current_source()
+        """Remember the line that records this call now, if it may fail."""
+        if child.located:
+            self.lines[id(child.instruction)] = current_source()
 
     def take_numbers(self, child: Node, operator: Operator, values: tuple[Any, ...]) -> None:
         """The call has numbers: make them inputs of the program, unless they are wrong."""
@@ -507,6 +512,8 @@ class Recorder(_State):
             child = self._infer_child(key, operator, values, specs, signature)
         if operator.checks_numbers and self.numbers:
             child.checked = {tuple(self.numbers)}
+        if operator.located:
+            child.located = may_fail(child.instruction)  # type: ignore[arg-type]
         return child
 
     def _infer_child(

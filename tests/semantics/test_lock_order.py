@@ -77,7 +77,7 @@ stop = events.subscribe(listen)
 def train(number):
     layer = torch.nn.Linear(4, 4, device="ltc")
     optimizer = torch.optim.Adam(layer.parameters(), lr=0.1)
-    for step in range(6):
+    for step in range(3):
         loss = layer(torch.rand(2 + number, 4, device="ltc")).square().sum()
         loss.backward()
         optimizer.step()
@@ -89,7 +89,7 @@ def train(number):
         torch.ltc.get_rng_state()
         torch_ltc.sync()
 
-threads = [threading.Thread(target=train, args=(number,)) for number in range(2)]
+threads = [threading.Thread(target=train, args=(number,)) for number in range(16)]
 for thread in threads:
     thread.start()
 for thread in threads:

@@ -21,6 +21,7 @@ import torch_ltc
 from tests.semantics.support import observe
 from torch_ltc import metrics
 from torch_ltc.config import settings
+from torch_ltc.device.library import native_operators
 from torch_ltc.events import catch_up
 from torch_ltc.native.library import find
 from torch_ltc.native.recording import native
@@ -179,6 +180,33 @@ def test_copies_on_the_device_and_indices_are_hits() -> None:
     assert picked.tolist() == [2.0, 0.0]
     assert wide.dtype is torch.float64
     assert wide.tolist() == [0.0, 1.0, 2.0, 3.0]
+
+
+@recorded_natively
+def test_copies_that_name_the_device_and_the_layout_are_hits() -> None:
+    """As autograd makes them, and `to` of a caller's: the same call in other words."""
+    x = torch.ones(4, dtype=torch.bfloat16).to("ltc").requires_grad_()
+    target = torch.zeros(4).to("ltc")
+
+    def step() -> tuple[torch.Tensor, ...]:
+        (x.float() * 3).sum().backward()
+        gradient, x.grad = x.grad, None
+        assert gradient is not None
+        target.copy_(gradient, non_blocking=True)
+        same = gradient.to(device="ltc", dtype=torch.float64, non_blocking=True)
+        return same, target * 1, gradient.to("cpu")
+
+    misses = {operator.op: operator.native.misses for operator in native_operators}
+    for round in range(6):
+        if round == 3:
+            misses = {operator.op: operator.native.misses for operator in native_operators}
+        made = step()
+        assert [each.tolist() for each in made] == [[3.0] * 4] * 3
+        assert [each.device.type for each in made] == ["ltc", "ltc", "cpu"]
+    # Of the copies, only those to the CPU are Python's: three in a round.
+    copies = [torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default]
+    missed = {operator.op: operator.native.misses - misses[operator.op] for operator in native_operators}
+    assert [missed[operator] for operator in copies] == [3 * 3, 0]
 
 
 @recorded_natively

@@ -77,6 +77,13 @@ bool is_device(const c10::IValue& value, bool named) {
   return device.type() == kType && is_own(device.index());
 }
 
+bool is_here(const c10::IValue& value) {
+  if (value.isInt()) {
+    return value.toInt() == static_cast<int64_t>(at::kStrided);
+  }
+  return value.isNone() || value.isBool() || is_device(value, true);
+}
+
 bool is_tried(const Node& node, const Numbers& numbers) {
   if (node.any_numbers || numbers.empty()) {
     return true;

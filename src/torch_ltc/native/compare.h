@@ -20,6 +20,9 @@ bool equal(const c10::IValue& left, const c10::IValue& right);
 // True for the device, or for none, as the call must have it.
 bool is_device(const c10::IValue& value, bool named);
 
+// True when an argument of a copy says nothing, or names this device or its layout; any bool is no matter there.
+bool is_here(const c10::IValue& value);
+
 // True when the call may have these run-time numbers.
 bool is_tried(const Node& node, const Numbers& numbers);
 

@@ -21,6 +21,8 @@ struct Argument {
   Kind kind;
   c10::TypePtr type;
   c10::IValue default_value;
+  // Of a copy: in whatever words it says that the result is a plain tensor of this device, it is the same call.
+  bool here = false;
 };
 
 // One overload as the recorder sees it.

@@ -5,6 +5,8 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <set>
+
 #include "conversion.h"
 #include "handles.h"
 #include "kernel.h"
@@ -167,11 +169,13 @@ Operator* make_operator(
   for (const c10::Argument& returned : handle.schema().returns()) {
     op->same.push_back(written_argument(returned, arguments));
   }
+  const std::set<std::string> of_copies{"layout", "device", "pin_memory", "non_blocking"};
   for (size_t i = 0; i < kinds.size(); ++i) {
     const auto& argument = arguments[i];
     op->writes.push_back(argument.alias_info() != nullptr && argument.alias_info()->isWrite());
     op->arguments.push_back(
-        {static_cast<Kind>(kinds[i]), argument.real_type(), argument.default_value().value_or(c10::IValue())});
+        {static_cast<Kind>(kinds[i]), argument.real_type(), argument.default_value().value_or(c10::IValue()),
+         op->copies && of_copies.count(argument.name()) != 0});
   }
   return op;
 }

@@ -180,6 +180,12 @@ bool Recorder::fits(const Node& node, const c10::IValue* arguments, Operands& fo
   for (size_t i = 0; i < node.parts.size(); ++i) {
     const Part& part = node.parts[i];
     const c10::IValue& value = arguments[i];
+    if (node.op->arguments[i].here) {
+      if (!is_here(value)) {
+        return false;
+      }
+      continue;
+    }
     switch (node.op->arguments[i].kind) {
       case Kind::Tensor:
         if (!operand_fits(part)) {

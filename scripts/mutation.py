@@ -28,7 +28,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "build" / "mutation"
 # A mutant may loop for ever.
-LIMIT_S = 180.0
+LIMIT_S = 600.0
 
 _RECORDING = (
     "tests/unit/test_recorder.py tests/unit/test_invariants.py tests/semantics/test_aliasing.py "

@@ -13,17 +13,22 @@ from typing import Any
 from torch_ltc.compile.program_cache import CachedProgram
 from torch_ltc.compile.tier_policy import TierPolicy
 from torch_ltc.config import settings
-from torch_ltc.errors import LtcError
 from torch_ltc.execute.buffer_passes import plain_data
 from torch_ltc.execute.executor import call_below_autograd, executor
-from torch_ltc.execute.memory import Maker, memory
 from torch_ltc.execute.random_state import device_random
-from torch_ltc.execute.run import all_lost, execute_settled, note_outcome, program_ran, settled_run
+from torch_ltc.execute.run import (
+    all_lost,
+    execute_settled,
+    install_results,
+    note_outcome,
+    program_ran,
+    settled_run,
+)
 from torch_ltc.execute.signals import signals_deferred
 from torch_ltc.lowering.interface import Arguments, Outcome
 from torch_ltc.lowering.lower import Executable
 from torch_ltc.lowering.registry import registry
-from torch_ltc.record.buffer import Buffer, remembered
+from torch_ltc.record.buffer import Buffer
 from torch_ltc.record.recorder import recorder
 from torch_ltc.source import Source
 
@@ -126,20 +131,11 @@ class InPlace:
         """Give the outputs their data: nothing that is queued writes to them."""
         entry = self._entry
         note_outcome(entry, outcome, inputs)
-        held: list[tuple[Buffer, Maker]] = []
-        for buffer, result, origin, maker in zip(outputs, outcome.results, entry.origins, entry.makers, strict=True):
+        for buffer, origin in zip(outputs, entry.origins, strict=True):
             buffer.maker = origin
             if buffer.job is not None:
                 buffer.job = None
-            if isinstance(result, LtcError):
-                buffer.error = remembered(result)
-            elif buffer.data is not result:
-                buffer.data = result
-                if buffer.error is not None:
-                    buffer.error = None
-                held.append((buffer, maker))
-        memory.hold_all(held)
-        memory.end_run()
+        install_results(entry, outputs, outcome.results)
 
 
 def in_place(entry: CachedProgram) -> InPlace:

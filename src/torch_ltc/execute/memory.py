@@ -11,9 +11,10 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
 import torch
 
@@ -65,22 +66,80 @@ class Holding:
 Maker = Call | Source | None
 
 
-class MemoryCount:
-    """Bytes held now and at most, and by whom."""
+class _Holdings:
+    """Buffers that have their data, with their bytes and what made them: native/holdings.cpp in Python."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._held: dict[weakref.ref[Buffer], tuple[int, Maker, int]] = {}
+        self.size_bytes = 0
+
+    @property
+    def count(self) -> int:
+        """How many they are."""
+        return len(self._held)
+
+    def hold(self, made: Iterable[tuple[Buffer, Maker]], run: int) -> None:
+        """Count these buffers until they die."""
+        held, release = self._held, self._release
+        with self._lock:
+            for buffer, maker in made:
+                data = buffer.data
+                # The same as `size_bytes` in nearly all cases, for a tenth of the time.
+                if isinstance(data, torch.Tensor) and buffer.spec.contiguous and not buffer.grown_bytes:
+                    size_bytes = data.nbytes
+                else:
+                    size_bytes = buffer.size_bytes
+                reference = weakref.ref(buffer, release)
+                # A gradient that a replay writes to anew is counted once.
+                counted = held.get(reference)
+                held[reference] = (size_bytes, maker, run)
+                self.size_bytes += size_bytes if counted is None else size_bytes - counted[0]
+
+    def _release(self, reference: weakref.ref[Buffer]) -> None:
+        # Called while a buffer is freed, possibly inside `hold`: a plain dict operation, no lock.
+        held = self._held.pop(reference, None)
+        if held is not None:
+            self.size_bytes -= held[0]
+
+    def install(self, buffers: list[Buffer], results: list[Any], makers: Sequence[Maker], run: int) -> list[int]:
+        """Give these buffers the plain tensors among the results as their data, and count them; the places of those
+        that the caller has to look at."""
+        others: list[int] = []
+        made: list[tuple[Buffer, Maker]] = []
+        for place, (buffer, result, maker) in enumerate(zip(buffers, results, makers, strict=True)):
+            # Most outputs of a captured program lie where they lay.
+            if buffer.data is result:
+                continue
+            if type(result) is torch.Tensor:
+                buffer.data = result
+                buffer.error = None
+                made.append((buffer, maker))
+            else:
+                others.append(place)
+        self.hold(made, run)
+        return others
+
+    def all(self) -> list[tuple[int, Maker, int]]:
+        """The bytes, the maker and the run of each."""
+        # A copy, which is made in one go: buffers may die meanwhile.
+        return list(self._held.copy().values())
+
+
+class MemoryCount:
+    """Bytes held now and at most, and by whom."""
+
+    def __init__(self) -> None:
+        self._holdings: Any = _Holdings() if native is None else native.Holdings()
         # The number of the program that ran last.
         self.run = 0
-        self._counted_bytes = 0
         self._peak_bytes = 0
         self.forget_samples()
 
     @property
     def current_bytes(self) -> int:
         """Bytes held now, also by buffers that eager regions have made and that Python has not seen."""
-        return self._counted_bytes + (0 if native is None else int(native.unseen_bytes()))
+        return int(self._holdings.size_bytes) + (0 if native is None else int(native.unseen_bytes()))
 
     @property
     def peak_bytes(self) -> int:
@@ -90,7 +149,7 @@ class MemoryCount:
 
     def _note_peak(self) -> None:
         unseen = 0 if native is None else int(native.take_most_unseen_bytes())
-        self._peak_bytes = max(self._peak_bytes, self._counted_bytes + unseen)
+        self._peak_bytes = max(self._peak_bytes, self._holdings.size_bytes + unseen)
 
     def forget_samples(self) -> None:
         """Begin to sample anew."""
@@ -114,29 +173,17 @@ class MemoryCount:
         """Count this buffer, which has just got its data, until it dies."""
         self.hold_all([(buffer, maker)])
 
-    def hold_all(self, made: Iterable[tuple[Buffer, Maker]]) -> None:
+    def hold_all(self, made: list[tuple[Buffer, Maker]]) -> None:
         """Count these buffers, which have just got their data, until they die."""
-        held, run, release = self._held, self.run, self._release
-        with self._lock:
-            for buffer, maker in made:
-                data = buffer.data
-                # The same as `size_bytes` in nearly all cases, for a tenth of the time.
-                if isinstance(data, torch.Tensor) and buffer.spec.contiguous and not buffer.grown_bytes:
-                    size_bytes = data.nbytes
-                else:
-                    size_bytes = buffer.size_bytes
-                reference = weakref.ref(buffer, release)
-                # A gradient that a replay writes to anew is counted once.
-                counted = held.get(reference)
-                held[reference] = (size_bytes, maker, run)
-                self._counted_bytes += size_bytes if counted is None else size_bytes - counted[0]
-            self._note_peak()
+        self._holdings.hold(made, self.run)
+        self._note_peak()
 
-    def _release(self, reference: weakref.ref[Buffer]) -> None:
-        # Called while a buffer is freed, possibly inside `hold`: a plain dict operation, no lock.
-        held = self._held.pop(reference, None)
-        if held is not None:
-            self._counted_bytes -= held[0]
+    def install(self, buffers: list[Buffer], results: list[Any], makers: Sequence[Maker]) -> list[int]:
+        """Give these buffers what a program has made for them, and count them until they die: plain tensors. The places
+        of those that are something else."""
+        others: list[int] = self._holdings.install(buffers, results, makers, self.run)
+        self._note_peak()
+        return others
 
     def figures(self) -> dict[str, int]:
         """Current and peak bytes, under the names other devices use."""
@@ -145,7 +192,7 @@ class MemoryCount:
             "allocated_bytes.all.peak": self.peak_bytes,
             "reserved_bytes.all.current": self.current_bytes,
             "reserved_bytes.all.peak": self.peak_bytes,
-            "allocation.all.current": len(self._held),
+            "allocation.all.current": int(self._holdings.count),
         }
 
     def reset_peak(self) -> None:
@@ -157,8 +204,7 @@ class MemoryCount:
         """The largest holdings first: live buffers by the line and the call that made them. Runs are counted from
         that of number `since` on."""
         groups: dict[tuple[str, Source], list[tuple[int, int]]] = {}
-        # A copy, which is made in one go: buffers may die meanwhile.
-        for size_bytes, maker, run in self._held.copy().values():
+        for size_bytes, maker, run in self._holdings.all():
             call = maker.name if isinstance(maker, Call) else ""
             source = maker.source if isinstance(maker, Call) else maker or UNKNOWN
             groups.setdefault((call, source), []).append((size_bytes, run))

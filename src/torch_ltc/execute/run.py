@@ -21,7 +21,7 @@ from torch_ltc.events import ExecuteEvent, RefusalEvent, emit
 from torch_ltc.execute.capture import Capture, graphs_of
 from torch_ltc.execute.choice import Choice, choice_of, wait_for_device
 from torch_ltc.execute.device_loss import device_loss
-from torch_ltc.execute.memory import add_holdings, add_largest, memory
+from torch_ltc.execute.memory import Maker, add_holdings, add_largest, memory
 from torch_ltc.hooks import Hook
 from torch_ltc.lowering.backend_data import put_back
 from torch_ltc.lowering.functional_computation import Memory
@@ -31,7 +31,7 @@ from torch_ltc.lowering.out_of_memory import is_out_of_memory, make_room
 from torch_ltc.lowering.registry import registry
 from torch_ltc.lowering.result_checks import check_count, check_result, fitted
 from torch_ltc.pytorch.profiler_ranges import span
-from torch_ltc.record.buffer import Buffer
+from torch_ltc.record.buffer import Buffer, remembered
 
 # What fails at no particular call.
 _ANYWHERE = (BackendError, FunctionComputation)
@@ -296,6 +296,22 @@ def note_outcome(entry: CachedProgram, outcome: Outcome, inputs: Sequence[Buffer
     for failure in outcome.failures:
         deferred.add_error(add_holdings(failure))
     memory.run += 1
+
+
+def install_results(entry: CachedProgram, outputs: list[Buffer], results: list[Any]) -> None:
+    """Give the outputs of a program what it has made for them: data, or the error that lost it."""
+    made: list[tuple[Buffer, Maker]] = []
+    for place in memory.install(outputs, results, entry.makers):
+        buffer, result = outputs[place], results[place]
+        if isinstance(result, LtcError):
+            buffer.error = remembered(result)
+        else:
+            buffer.data = result
+            buffer.error = None
+            made.append((buffer, entry.makers[place]))
+    if made:
+        memory.hold_all(made)
+    memory.end_run()
 
 
 def not_run(entry: CachedProgram, error: BaseException) -> LtcError:

@@ -35,12 +35,12 @@ from torch_ltc.execute.device_loss import device_loss
 from torch_ltc.execute.eager_region import eager_regions
 from torch_ltc.execute.executor import Uses, executor
 from torch_ltc.execute.in_place import InPlace, in_place
-from torch_ltc.execute.memory import Maker, memory
 from torch_ltc.execute.no_sync import sync_guard
 from torch_ltc.execute.random_state import device_random
 from torch_ltc.execute.run import (
     all_lost,
     execute_entry,
+    install_results,
     not_run,
     note_outcome,
     program_queued,
@@ -325,18 +325,7 @@ def _run(
     if told:
         entry.took_s = entry.ran_s = told[-1].duration_s
     note_outcome(entry, outcome, inputs)
-    made: list[tuple[Buffer, Maker]] = []
-    # Most outputs of a captured program lie where they lay.
-    results = zip(outputs, outcome.results, entry.makers, strict=True)
-    for buffer, result, maker in [item for item in results if item[0].data is not item[1]]:
-        if isinstance(result, LtcError):
-            buffer.error = remembered(result)
-        else:
-            buffer.data = result
-            buffer.error = None
-            made.append((buffer, maker))
-    memory.hold_all(made)
-    memory.end_run()
+    install_results(entry, outputs, outcome.results)
     program_ran(entry, inputs, outputs)
     # Last: listeners may record and read, also what comes of these results.
     executor.complete()

@@ -18,6 +18,7 @@ namespace {
 struct PythonBuffer {
   PyObject_HEAD;
   BufferPtr buffer;
+  Held held;
 };
 
 PyTypeObject python_buffer_type{};
@@ -28,11 +29,13 @@ PyObject* new_python_buffer(PyTypeObject* type, BufferPtr buffer) {
   PyObject* made = type->tp_alloc(type, 0);
   if (made != nullptr) {
     new (&reinterpret_cast<PythonBuffer*>(made)->buffer) BufferPtr(std::move(buffer));
+    new (&reinterpret_cast<PythonBuffer*>(made)->held) Held();
   }
   return made;
 }
 
 void end_of_python_buffer(PyObject* self) {
+  reinterpret_cast<PythonBuffer*>(self)->held.release();
   reinterpret_cast<PythonBuffer*>(self)->buffer.~BufferPtr();
   Py_TYPE(self)->tp_free(self);
 }
@@ -121,6 +124,11 @@ const BufferPtr& buffer_of_python(py::handle python) {
     throw py::type_error("a Buffer is expected");
   }
   return reinterpret_cast<PythonBuffer*>(python.ptr())->buffer;
+}
+
+Held& held_of(py::handle python) {
+  buffer_of_python(python);
+  return reinterpret_cast<PythonBuffer*>(python.ptr())->held;
 }
 
 SpecPtr spec_of(py::handle python) {

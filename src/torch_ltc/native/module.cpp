@@ -13,6 +13,7 @@ void bind_eager(py::module_& module);
 void bind_empties(py::module_& module);
 void bind_generator(py::module_& module);
 void bind_guard(py::module_& module);
+void bind_holdings(py::module_& module);
 void bind_hooks(py::module_& module);
 void bind_interpreter(py::module_& module);
 void bind_nodes(py::module_& module);
@@ -33,6 +34,7 @@ PYBIND11_MODULE(_native, module) {
   torch_ltc::bind_buffers(module);
   torch_ltc::bind_eager(module);
   torch_ltc::bind_empties(module);
+  torch_ltc::bind_holdings(module);
   torch_ltc::bind_interpreter(module);
   torch_ltc::bind_nodes(module);
   torch_ltc::bind_recorder(module);

@@ -1,0 +1,138 @@
+// Memory accounting of all buffers of a program in one pass: see execute/memory.py.
+
+#include "holdings.h"
+
+#include <pybind11/pybind11.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <algorithm>
+#include <tuple>
+#include <vector>
+
+#include "handles.h"
+
+namespace torch_ltc {
+
+class Holdings {
+ public:
+  Holdings() = default;
+  Holdings(const Holdings&) = delete;
+  ~Holdings() {
+    while (ring_.next != &ring_) {
+      ring_.next->release();
+    }
+  }
+
+  int64_t size_bytes() const { return size_bytes_; }
+  int64_t count() const { return count_; }
+
+  void hold(const py::list& made, int64_t run) {
+    for (py::handle pair : made) {
+      const auto both = py::reinterpret_borrow<py::tuple>(pair);
+      put(both[0].ptr(), both[1].ptr(), run);
+    }
+  }
+
+  // Give these buffers the plain tensors among the results as their data, and count them. The places of those that the
+  // caller has to look at.
+  py::list install(const py::list& buffers, const py::list& results, const py::sequence& makers, int64_t run) {
+    static PyObject* const data = PyUnicode_InternFromString("data");
+    static PyObject* const error = PyUnicode_InternFromString("error");
+    TORCH_CHECK_VALUE(
+        buffers.size() == results.size() && buffers.size() == makers.size(), "as many results and makers as buffers");
+    py::list others;
+    for (size_t i = 0; i < buffers.size(); ++i) {
+      PyObject* buffer = PyList_GET_ITEM(buffers.ptr(), i);
+      PyObject* result = PyList_GET_ITEM(results.ptr(), i);
+      const auto known = py::reinterpret_steal<py::object>(PyObject_GetAttr(buffer, data));
+      if (!known) {
+        throw py::error_already_set();
+      }
+      if (known.ptr() == result) {
+        continue;
+      }
+      if (!THPVariable_CheckExact(result)) {
+        others.append(i);
+        continue;
+      }
+      if (PyObject_SetAttr(buffer, data, result) != 0 || PyObject_SetAttr(buffer, error, Py_None) != 0) {
+        throw py::error_already_set();
+      }
+      put(buffer, py::object(makers[i]).ptr(), run);
+    }
+    return others;
+  }
+
+  // The bytes, the maker and the run of each.
+  py::list all() const {
+    // Before anything is made for Python: that may collect garbage, and buffers may die.
+    std::vector<std::tuple<int64_t, py::object, int64_t>> found;
+    found.reserve(count_);
+    for (const Held* each = ring_.next; each != &ring_; each = each->next) {
+      found.emplace_back(each->size_bytes, py::reinterpret_borrow<py::object>(each->maker), each->run);
+    }
+    py::list all;
+    for (auto& [size, maker, run] : found) {
+      all.append(py::make_tuple(size, std::move(maker), run));
+    }
+    return all;
+  }
+
+ private:
+  friend struct Held;
+  // The first and the last one.
+  Held ring_;
+  int64_t size_bytes_ = 0;
+  int64_t count_ = 0;
+
+  static int64_t size_of(PyObject* buffer) {
+    const py::object data = py::handle(buffer).attr("data");
+    if (THPVariable_CheckExact(data.ptr()) && THPVariable_Unpack(data.ptr()).has_storage()) {
+      const auto grown = py::handle(buffer).attr("grown_bytes").cast<int64_t>();
+      return std::max(static_cast<int64_t>(THPVariable_Unpack(data.ptr()).storage().nbytes()), grown);
+    }
+    return py::handle(buffer).attr("size_bytes").cast<int64_t>();
+  }
+
+  // One that is counted already, as a gradient that a replay writes to anew, is counted once.
+  void put(PyObject* buffer, PyObject* maker, int64_t run) {
+    const int64_t size = size_of(buffer);
+    Held& held = held_of(buffer);
+    held.release();
+    held.in = this;
+    held.next = &ring_;
+    held.previous = ring_.previous;
+    ring_.previous->next = &held;
+    ring_.previous = &held;
+    held.size_bytes = size;
+    held.run = run;
+    held.maker = Py_NewRef(maker);
+    size_bytes_ += size;
+    ++count_;
+  }
+};
+
+void Held::release() {
+  if (in == nullptr) {
+    return;
+  }
+  in->size_bytes_ -= size_bytes;
+  --in->count_;
+  in = nullptr;
+  previous->next = next;
+  next->previous = previous;
+  next = previous = this;
+  Py_CLEAR(maker);
+}
+
+void bind_holdings(py::module_& module) {
+  py::class_<Holdings>(module, "Holdings", "Buffers that have their data, with their bytes and what made them.")
+      .def(py::init<>())
+      .def("hold", &Holdings::hold)
+      .def("install", &Holdings::install)
+      .def("all", &Holdings::all)
+      .def_property_readonly("size_bytes", &Holdings::size_bytes)
+      .def_property_readonly("count", &Holdings::count);
+}
+
+}  // namespace torch_ltc

@@ -507,8 +507,10 @@ def test_what_a_signal_raises_while_known_calls_are_recorded_is_not_lost(raised:
         return made
 
     def synced() -> None:
-        step()
-        torch_ltc.sync()
+        # Until the signal comes.
+        for _ in range(1000):
+            step()
+            torch_ltc.sync()
 
     steady(step)
     choose = random.Random(0)

@@ -53,8 +53,8 @@ def interrupted():
         sys.exit(6)
 
 """
-# How the process ends, and its status. A thread in a call of PyTorch while the interpreter ends aborts the process, with
-# plain CPU tensors as well: there is no such case.
+# How the process ends, and its status. A thread in a call of PyTorch while the interpreter ends aborts the process,
+# with plain CPU tensors as well: there is no such case.
 ENDS = {
     "end_of_the_script": ("", 0),
     "sys_exit": ("sys.exit(4)", 4),

@@ -21,7 +21,7 @@ def grow(tree: Tree, *keys: object, program: bool = True) -> Node:
     """Walk from the root along `keys`, adding what is missing; mark the end as a program."""
     node = tree.root
     for key in keys:
-        node = tree.find(node, (key,)) or tree.add(node, (key,), instruction())
+        node = tree.find(node, (key,)) or tree.add(Node((key,), node, instruction()))
     if program:
         tree.keep_program(node, (), object())
         tree.touch(node)

@@ -68,7 +68,7 @@ def record(operator: Operator, values: tuple[Any, ...]) -> Any:
 def finish(child: Any, operator: Operator, values: tuple[Any, ...]) -> Any:
     """Step to `child` and make whatever the call returns."""
     if recorder.numbers:
-        recorder.take_numbers(child, operator, values)
+        recorder.check_numbers(child, operator, values)
     if operator.random:
         recorder.random = True
     if operator.located:
@@ -278,26 +278,40 @@ _PAD = " " * 12
 def _result_lines(operator: Operator, values: str) -> list[str]:
     """Statements after the key was found: the quick way for the common results, else `finish`."""
     schema = operator.op._schema
-    settle = [f"{_PAD}if numbers:", f"{_PAD}    recorder.take_numbers(child, operator, {values})"]
+    check = [f"{_PAD}if numbers:", f"{_PAD}    recorder.check_numbers(child, operator, {values})"]
     note = [f"{_PAD}recorder.note_line(child)"] if operator.located else []
     written = [a for a in operator.arguments if a.written]
     general = f"return finish(child, operator, {values})"
     declared = [str(returned.type) for returned in schema.returns]
     if len(declared) > 1 and set(declared) == {"Tensor"} and not written:
-        return _several_results(general, [*settle, *note])
+        return _several_results(general, [*check, *note])
     if len(declared) != 1:
         return [_PAD + general]
     alias_info = schema.returns[0].alias_info
     if len(written) == 1 and written[0].kind is Kind.TENSOR and alias_info is not None and alias_info.is_write:
-        return [*settle, *note, f"{_PAD}recorder.node = child", f"{_PAD}return {_name(written[0])}"]
+        return [*check, *note, *_step(""), f"{_PAD}return {_name(written[0])}"]
     if declared[0] != "Tensor" or written:
         return [_PAD + general]
     if alias_info is None:
-        return _fresh_result(general, settle, note)
+        return _fresh_result(general, check, note)
     base = operator.arguments[0]
     if base.kind is not Kind.TENSOR or base.optional or note:
         return [_PAD + general]
-    return _view_result(general, settle, _name(base))
+    return _view_result(general, check, _name(base))
+
+
+def _step(made: str) -> list[str]:
+    """Take the call: as `PendingState.step_call`. An interrupt may come at the end of any call: there is none between
+    the first change and the last."""
+    values = [f"{_PAD}number = recorder.count", f"{_PAD}recorder.count = number + {made}"] if made else []
+    return [
+        f"{_PAD}if numbers:",
+        f"{_PAD}    recorder.scalars += numbers",
+        f"{_PAD}recorder.node = child",
+        *values,
+        f"{_PAD}if numbers:",
+        f"{_PAD}    numbers.clear()",
+    ]
 
 
 def _several_results(general: str, before: list[str]) -> list[str]:
@@ -305,24 +319,19 @@ def _several_results(general: str, before: list[str]) -> list[str]:
         f"{_PAD}if child.plan is None:",
         f"{_PAD}    {general}",
         *before,
-        f"{_PAD}recorder.node = child",
-        f"{_PAD}number = recorder.count",
-        f"{_PAD}recorder.count = number + child.made",
+        *_step("child.made"),
         f"{_PAD}return new_tensors(child, number)",
     ]
 
 
-def _fresh_result(general: str, settle: list[str], note: list[str]) -> list[str]:
+def _fresh_result(general: str, check: list[str], note: list[str]) -> list[str]:
     return [
-        *settle,
+        *check,
         f"{_PAD}size = child.size",
         f"{_PAD}if size is None:",
         f"{_PAD}    {general}",
         *note,
-        # No call between these: an interrupt cannot leave one done and the other not.
-        f"{_PAD}recorder.node = child",
-        f"{_PAD}number = recorder.count",
-        f"{_PAD}recorder.count = number + 1",
+        *_step("1"),
         f"{_PAD}result = create(size, child.dtype)",
         # The extension's tensors have an address.
         *([] if extension else [f"{_PAD}refuse(result)"]),
@@ -335,15 +344,13 @@ def _fresh_result(general: str, settle: list[str], note: list[str]) -> list[str]
     ]
 
 
-def _view_result(general: str, settle: list[str], base: str) -> list[str]:
+def _view_result(general: str, check: list[str], base: str) -> list[str]:
     return [
         f"{_PAD}spec = child.plan",
         f"{_PAD}if spec is None or function_modes():",
         f"{_PAD}    {general}",
-        *settle,
-        f"{_PAD}recorder.node = child",
-        f"{_PAD}number = recorder.count",
-        f"{_PAD}recorder.count = number + 1",
+        *check,
+        *_step("1"),
         f"{_PAD}try:",
         f"{_PAD}    use_meta(True)",
         f"{_PAD}    result = as_strided({base}, spec.size, spec.stride, spec.offset)",

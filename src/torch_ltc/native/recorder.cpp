@@ -375,13 +375,18 @@ bool Recorder::hit(Operator& op, const c10::IValue* arguments, Values* returned)
     go_back(before, found);
     return false;
   }
+  const Node* here = position;
+  const int64_t next = count;
   try {
-    if (!told(*taken)) {
+    if (!told(*taken) || position != here || count != next) {
+      // There is no Python any more; or a finalizer, which Python may call at any time, has recorded something.
       ++op.misses;
       return false;
     }
   } catch (...) {
-    go_back(before, found);
+    if (position == here && count == next) {
+      go_back(before, found);
+    }
     throw;
   }
   if (returned != nullptr) {

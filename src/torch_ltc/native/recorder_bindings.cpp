@@ -25,6 +25,47 @@ struct Place {
 };
 Place place;
 
+// Steps to a child of the present node; each returns the number of the child's first value. All at once: Python may raise
+// what a signal's handler raises after any call.
+
+int64_t step_to(Recorder& state, py::object child, int64_t made) {
+  const int64_t number = state.count;
+  set_node(state, place.node, std::move(child));
+  state.count = number + made;
+  return number;
+}
+
+int64_t step_call(Recorder& state, py::object child, const py::list& numbers) {
+  const auto made = child.attr("made").cast<int64_t>();
+  std::vector<c10::IValue> given;
+  for (py::handle number : numbers) {
+    given.push_back(number_value(number));
+  }
+  state.scalars.insert(
+      state.scalars.end(), std::make_move_iterator(given.begin()), std::make_move_iterator(given.end()));
+  return step_to(state, std::move(child), made);
+}
+
+int64_t input_place(const Recorder& state, py::handle python) {
+  const Buffer& buffer = *buffer_of_python(python);
+  return state.is_input(buffer) ? buffer.input : static_cast<int64_t>(state.inputs.size());
+}
+
+int64_t step_input(Recorder& state, py::object child, py::object python) {
+  const BufferPtr buffer = buffer_of_python(python);
+  if (!state.is_input(*buffer)) {
+    buffer->input = static_cast<int64_t>(state.inputs.size());
+    state.inputs.push_back({buffer, python.release().ptr()});
+  }
+  return step_to(state, std::move(child), 1);
+}
+
+int64_t step_empty(Recorder& state, py::object child, py::handle python) {
+  const BufferPtr buffer = buffer_of_python(python);
+  state.buffers.push_back(buffer);
+  return buffer->number = step_to(state, std::move(child), 1);
+}
+
 py::list inputs_of(const Recorder& state) {
   py::list found;
   for (const Input& input : state.inputs) {
@@ -102,26 +143,13 @@ void bind_recorder(py::module_& module) {
             return self.new_view(base, spec_of(spec), number);
           })
       .def("is_input", [](const Recorder& self, py::handle of) { return self.is_input(*buffer_of_python(of)); })
-      .def(
-          "add_input",
-          [](Recorder& self, py::object python) {
-            BufferPtr buffer = buffer_of_python(python);
-            if (!self.is_input(*buffer)) {
-              buffer->input = static_cast<int64_t>(self.inputs.size());
-              self.inputs.push_back({buffer, python.release().ptr()});
-            }
-            return buffer->input;
-          })
+      .def("input_place", &input_place)
+      .def("step_call", &step_call)
+      .def("step_input", &step_input)
+      .def("step_empty", &step_empty)
       .def_property_readonly("inputs", &inputs_of)
       .def_property_readonly("scalars", [](const Recorder& self) { return scalars_of(self); })
       .def_property_readonly("scalar_count", [](const Recorder& self) { return self.scalars.size(); })
-      .def(
-          "add_scalars",
-          [](Recorder& self, const py::list& numbers) {
-            for (py::handle number : numbers) {
-              self.scalars.push_back(number_value(number));
-            }
-          })
       .def(
           "clear",
           [](Recorder& self) {

@@ -103,9 +103,10 @@ class Tree:
             node.next = child
         return child
 
-    def add(self, node: Node, key: Key, instruction: Instruction) -> Node:
-        """A new child of `node`."""
-        child = Node(key, node, instruction)
+    def add(self, child: Node) -> Node:
+        """The child, which its parent has from now on. It is complete: an interrupt may come right after."""
+        node, key = child.parent, child.key
+        assert node is not None
         if node.children is _NO_CHILDREN:
             node.children = {key: child}
         else:

@@ -54,9 +54,11 @@ def link_call(parent: Node, child: Node, operator: Operator, values: tuple[Any, 
         child.known = True
         return
     if child.native is None:
-        child.native = native.Node(child)
+        made = native.Node(child)
         if operator.native is not None:
-            _describe(child, operator, values)
+            _describe(made, child, operator, values)
+        # Described: an interrupt may have come before.
+        child.native = made
     # Only the kernel in Python knows which numbers a random operator takes: each must have been there.
     child.native.set_numbers(() if operator.random and child.checked is None else child.checked)
     _expect(parent, child)
@@ -68,8 +70,9 @@ def link_input(parent: Node, child: Node, index: int, spec: Spec) -> None:
         child.known = True
         return
     if child.native is None:
-        child.native = native.Node(child)
-        child.native.describe_input(index, spec)
+        made = native.Node(child)
+        made.describe_input(index, spec)
+        child.native = made
     _expect(parent, child)
 
 
@@ -79,8 +82,9 @@ def link_empty(parent: Node, child: Node, spec: Spec) -> None:
         child.known = True
         return
     if child.native is None:
-        child.native = native.Node(child)
-        child.native.describe_empty(spec)
+        made = native.Node(child)
+        made.describe_empty(spec)
+        child.native = made
     _expect(parent, child)
 
 
@@ -91,7 +95,7 @@ def _expect(parent: Node, child: Node) -> None:
         parent.native.expect(child.native)
 
 
-def _describe(child: Node, operator: Operator, values: tuple[Any, ...]) -> None:
+def _describe(made: Any, child: Node, operator: Operator, values: tuple[Any, ...]) -> None:
     call = child.instruction
     assert isinstance(call, Call)
     tensors = operand_tensors(operator, values)
@@ -106,8 +110,8 @@ def _describe(child: Node, operator: Operator, values: tuple[Any, ...]) -> None:
             results.append(result)
             position += 1
         returns.append((isinstance(declared, tuple), results))
-    child.native.describe_call(operator.native, child.key, values, DEFAULT, returns, child.made)
-    child.native.located = child.located
+    made.located = child.located
+    made.describe_call(operator.native, child.key, values, DEFAULT, returns, child.made)
 
 
 def _result(item: Return, position: int, tensors: list[Any]) -> _Result | None:

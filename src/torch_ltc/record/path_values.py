@@ -18,6 +18,10 @@ from torch_ltc.program.tree import Node
 _RESIZE = torch.ops.aten.resize_.default
 
 
+# On no path.
+_NOWHERE = Node((), None, None)
+
+
 class PathValues:
     """The values of one path, by value number: `specs` (None: read it off the tensor) and `roots`, which are equal for
     values that share memory. `written` has the roots that a call of the path writes to."""
@@ -35,6 +39,8 @@ class PathValues:
         last = self._node
         if node is last:
             return
+        # An interrupt may leave it half done: it is nowhere then, and begins anew the next time.
+        self._node = _NOWHERE
         if node.parent is last:
             self._add(node)
             self._node = node

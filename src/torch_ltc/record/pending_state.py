@@ -68,12 +68,39 @@ class PendingState:
         """True when the program takes this buffer."""
         return 0 <= buffer.input < len(self.inputs) and self.inputs[buffer.input] is buffer
 
-    def add_input(self, buffer: Buffer) -> int:
-        """The place of this buffer among the program's inputs."""
+    def input_place(self, buffer: Buffer) -> int:
+        """The place of this buffer among the program's inputs, or the one that it would get."""
+        return buffer.input if self.is_input(buffer) else len(self.inputs)
+
+    # Steps to a child of the present node; each returns the number of the child's first value. An interrupt may come
+    # at the end of any call: so there is none between the first change and the last.
+
+    def step_call(self, child: Node, numbers: list[Any]) -> int:
+        """Step over a call with these run-time numbers."""
+        number = self.count
+        self.scalars += numbers
+        self.node = child
+        self.count = number + child.made
+        return number
+
+    def step_input(self, child: Node, buffer: Buffer) -> int:
+        """Step over an input, which is this buffer."""
+        number, place = self.count, self.input_place(buffer)
         if not self.is_input(buffer):
-            buffer.input = len(self.inputs)
-            self.inputs.append(buffer)
-        return buffer.input
+            buffer.input = place
+            self.inputs += [buffer]
+        self.node = child
+        self.count = number + child.made
+        return number
+
+    def step_empty(self, child: Node, buffer: Buffer) -> int:
+        """Step over the call that makes memory nobody has written to: this buffer."""
+        number = self.count
+        self.buffers += [buffer]
+        buffer.number = number
+        self.node = child
+        self.count = number + child.made
+        return number
 
     def take_hits(self) -> int:
         """How many calls the hit path in C++ has recorded since this was last asked."""
@@ -84,7 +111,3 @@ class PendingState:
 
     def set_note_line(self, note: Callable[[Node], None]) -> None:
         """Let the hit path call this for a call that may fail."""
-
-    def add_scalars(self, numbers: list[Any]) -> None:
-        """Make these run-time numbers of the program."""
-        self.scalars.extend(numbers)

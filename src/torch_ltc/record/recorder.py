@@ -315,19 +315,22 @@ class Recorder(_State):
         buffer.remember_view(spec, self.base, number)
 
     def _input(self, buffer: Buffer, spec: Spec) -> int:
-        index = self.add_input(buffer)
+        index = self.input_place(buffer)
         key = (_INPUT, index, spec)
         node = self.node
         child = node.next
         if child.key != key:
             found = self.tree.find(node, key)
             if found is None:
-                found = self.tree.add(node, key, Input(index, spec, self.count - self.base, UNKNOWN))
+                found = Node(key, node, Input(index, spec, self.count - self.base, UNKNOWN))
                 found.made = 1
+                self.tree.add(found)
             child = found
         if native is not None:
             link_input(node, child, index, spec)
-        number = self.step(child)
+        if not self.started:
+            self.begin()
+        number: int = self.step_input(child, buffer)
         self.remember_view(buffer, spec, number)
         return number
 
@@ -335,11 +338,10 @@ class Recorder(_State):
         spec = buffer.spec
         statics = (spec.size, spec.stride, spec.dtype, None, True)
         values = (spec.size, spec.stride, spec.dtype, None, _DEVICE, None)
-        before = self.node
-        buffer.number, child = self._internal(_EMPTY, (_EMPTY, *statics), values, ())
+        child = self._internal((_EMPTY, *statics), _EMPTY, values, ())
         if native is not None:
-            link_empty(before, child, spec)
-        self.add_buffer(buffer)
+            link_empty(self.node, child, spec)
+        self.step_empty(child, buffer)
 
     def _derive(self, buffer: Buffer, spec: Spec) -> int:
         """Record the views that lead from the buffer's defining value to `spec`."""
@@ -365,17 +367,17 @@ class Recorder(_State):
 
     def _view(self, operator: Operator, number: int, have: Spec, *statics: Any) -> tuple[int, Spec]:
         key = (operator, number - self.base, *statics)
-        number, child = self._internal(operator, key, (OperandIndex(0), *statics), (have,))
-        return number, child.spec
+        child = self._internal(key, operator, (OperandIndex(0), *statics), (have,))
+        return self.step_call(child, []), child.spec
 
-    def _internal(
-        self, operator: Operator, key: Key, values: tuple[Any, ...], specs: tuple[Spec, ...]
-    ) -> tuple[int, Node]:
-        """Step over a call that the recorder itself needs; the number of its value, and where that leads."""
+    def _internal(self, key: Key, operator: Operator, values: tuple[Any, ...], specs: tuple[Spec, ...]) -> Node:
+        """The child for a call that the recorder itself needs."""
         child = self.tree.find(self.node, key)
         if child is None:
             child = self._extend(key, operator, values, specs)
-        return self.step(child), child
+        if not self.started:
+            self.begin()
+        return child
 
     def _foreign(self, tensor: torch.Tensor, operator: Operator | None) -> int:
         """A CPU tensor among lazy ones: a zero-dimensional one, or an index, is uploaded as it is now."""
@@ -392,13 +394,12 @@ class Recorder(_State):
     # ---- steps ----------------------------------------------------------------------------------------------------
 
     def step(self, child: Node) -> int:
-        """Move to `child`, whose values are numbered from the returned number on."""
+        """Move to the child of a call: its run-time numbers become numbers of the program; its values are numbered from
+        the returned number on."""
         if not self.started:
             self.begin()
-        # No call between these: an interrupt cannot leave one done and the other not.
-        number = self.count
-        self.node = child
-        self.count = number + child.made
+        number: int = self.step_call(child, self.numbers)
+        self.numbers.clear()
         return number
 
     def key_of(self, operator: Operator, values: tuple[Any, ...]) -> Key:
@@ -470,20 +471,10 @@ class Recorder(_State):
         if child.located:
             self.lines[id(child.instruction)] = current_source()
 
-    def take_numbers(self, child: Node, operator: Operator, values: tuple[Any, ...]) -> None:
-        """The call has numbers: make them inputs of the program, unless they are wrong."""
-        numbers = self.numbers
-        if child.checked is not None:
-            self._check_numbers(child, child.checked, operator, values)
-        self.add_scalars(numbers)
-        numbers.clear()
-
-    def _check_numbers(
-        self, child: Node, seen: set[tuple[Any, ...]], operator: Operator, values: tuple[Any, ...]
-    ) -> None:
-        """Ask the meta kernel whether numbers that were not seen before are acceptable."""
-        numbers = tuple(self.numbers)
-        if numbers in seen:
+    def check_numbers(self, child: Node, operator: Operator, values: tuple[Any, ...]) -> None:
+        """Ask the meta kernel whether the numbers of the call are acceptable, if they were not seen before."""
+        seen, numbers = child.checked, tuple(self.numbers)
+        if seen is None or numbers in seen:
             return
         if len(seen) >= _CHECKED_SCALARS:
             child.checked = None
@@ -506,7 +497,7 @@ class Recorder(_State):
             source, sequence = self._site(values)
             first = self.count - self.base
             call = template.instruction(key, operator, self.scalar_count, first, source, sequence)
-            child = self.tree.add(self.node, key, call)
+            child = Node(key, self.node, call)
             template.describe(child)
         else:
             child = self._infer_child(key, operator, values, specs, signature)
@@ -514,12 +505,12 @@ class Recorder(_State):
             child.checked = {tuple(self.numbers)}
         if operator.located:
             child.located = may_fail(child.instruction)  # type: ignore[arg-type]
-        return child
+        return self.tree.add(child)
 
     def _infer_child(
         self, key: Key, operator: Operator, values: tuple[Any, ...], specs: Sequence[Spec] | None, signature: Key | None
     ) -> Node:
-        """A new child for a call of which no template is known."""
+        """As yet nobody's child, for a call of which no template is known."""
         operands = self._operands_of(key, operator, values)
         returns = self._by_rule(operator, operands)
         if returns is None:
@@ -541,7 +532,7 @@ class Recorder(_State):
             ObservedLayout(),
             sequence,
         )
-        child = self.tree.add(self.node, key, call)
+        child = Node(key, self.node, call)
         child.made = len(numbers) - numbers.count(-1)
         cache_result_specs(child, returns, operands.operands, self.path_values.specs)
         if signature is not None:

@@ -116,12 +116,13 @@ def _decoder(sizes: Sizes, optimizer: Callable[[Any], Optimizer]) -> Callable[[S
         model = Decoder(sizes.width, sizes.layers, sizes.heads, sizes.length).to(torch.bfloat16)
         tokens = torch.randint(0, VOCABULARY, (sizes.batch, sizes.length + 1))
         batch = (tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())
-        return trainer(system, model, [batch], optimizer, _token_loss)
+        return trainer(system, model, [batch], optimizer, token_loss)
 
     return build
 
 
-def _token_loss(logits: Tensor, targets: Tensor) -> Tensor:
+def token_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """Cross entropy of the next tokens."""
     return nn.functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
 
 

@@ -39,7 +39,7 @@ def plain_data(entry: CachedProgram, buffers: list[Buffer]) -> list[Any] | None:
 def set_jobs(buffers: list[Buffer], job: Any) -> None:
     """The job that defines these buffers, or writes to them."""
     if extension is not None:
-        extension.set_attributes(buffers, "job", [job] * len(buffers))
+        extension.set_jobs(buffers, job)
         return
     for buffer in buffers:
         buffer.job = job
@@ -48,7 +48,7 @@ def set_jobs(buffers: list[Buffer], job: Any) -> None:
 def set_makers(entry: CachedProgram, outputs: list[Buffer]) -> None:
     """Tell the outputs of a program what makes them."""
     if extension is not None:
-        extension.set_attributes(outputs, "maker", entry.origins)
+        extension.set_makers(outputs, entry.origins)
         return
     for buffer, origin in zip(outputs, entry.origins, strict=True):
         buffer.maker = origin

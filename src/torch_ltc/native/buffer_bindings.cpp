@@ -8,19 +8,13 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "handles.h"
+#include "python_buffer.h"
 #include "recorder.h"
 
 namespace torch_ltc {
 namespace {
 
-// The base of Python's class `Buffer`: a buffer, and nothing else. Not a class of pybind11: one is made for each output
-// of a program, and pybind11 takes a microsecond to make one.
-struct PythonBuffer {
-  PyObject_HEAD;
-  BufferPtr buffer;
-  Held held;
-};
-
+// The base of Python's class `Buffer`.
 PyTypeObject python_buffer_type{};
 // The class itself.
 PyTypeObject* buffer_class = nullptr;
@@ -28,15 +22,39 @@ PyTypeObject* buffer_class = nullptr;
 PyObject* new_python_buffer(PyTypeObject* type, BufferPtr buffer) {
   PyObject* made = type->tp_alloc(type, 0);
   if (made != nullptr) {
+    new (&reinterpret_cast<PythonBuffer*>(made)->fields) Fields();
     new (&reinterpret_cast<PythonBuffer*>(made)->buffer) BufferPtr(std::move(buffer));
     new (&reinterpret_cast<PythonBuffer*>(made)->held) Held();
   }
   return made;
 }
 
+// For the class of Python, which the garbage collector looks into.
+int visit_python_buffer(PyObject* self, visitproc visit, void* arg) {
+  const Fields& fields = reinterpret_cast<PythonBuffer*>(self)->fields;
+  Py_VISIT(fields.data);
+  Py_VISIT(fields.error);
+  Py_VISIT(fields.job);
+  Py_VISIT(fields.maker);
+  return 0;
+}
+
+int clear_python_buffer(PyObject* self) {
+  Fields& fields = reinterpret_cast<PythonBuffer*>(self)->fields;
+  for (Field* field : {&fields.data, &fields.error, &fields.job, &fields.maker}) {
+    set_field(*field, nullptr);
+  }
+  return 0;
+}
+
 void end_of_python_buffer(PyObject* self) {
-  reinterpret_cast<PythonBuffer*>(self)->held.release();
-  reinterpret_cast<PythonBuffer*>(self)->buffer.~BufferPtr();
+  auto& ending = *reinterpret_cast<PythonBuffer*>(self);
+  if (ending.fields.weak_references != nullptr) {
+    PyObject_ClearWeakRefs(self);
+  }
+  ending.held.release();
+  clear_python_buffer(self);
+  ending.buffer.~BufferPtr();
   Py_TYPE(self)->tp_free(self);
 }
 
@@ -71,10 +89,54 @@ int set_number(PyObject* self, PyObject* number, void*) {
 
 PyObject* get_input(PyObject* self, void*) { return PyLong_FromLongLong(in(self).input); }
 
+// The field that lies so many bytes from the beginning of the fields.
+template <typename Type>
+Type& field_at(PyObject* self, void* offset) {
+  auto* fields = reinterpret_cast<char*>(&reinterpret_cast<PythonBuffer*>(self)->fields);
+  return *reinterpret_cast<Type*>(fields + reinterpret_cast<size_t>(offset));
+}
+
+PyObject* get_object(PyObject* self, void* offset) {
+  PyObject* value = field_at<Field>(self, offset);
+  return Py_NewRef(value == nullptr ? Py_None : value);
+}
+
+int set_object(PyObject* self, PyObject* value, void* offset) {
+  set_field(field_at<Field>(self, offset), value);
+  return 0;
+}
+
+PyObject* get_integer(PyObject* self, void* offset) { return PyLong_FromLongLong(field_at<int64_t>(self, offset)); }
+
+int set_integer(PyObject* self, PyObject* value, void* offset) {
+  const int64_t given = value == nullptr ? 0 : PyLong_AsLongLong(value);
+  if (given == -1 && PyErr_Occurred()) {
+    return -1;
+  }
+  field_at<int64_t>(self, offset) = given;
+  return 0;
+}
+
+PyGetSetDef object_field(const char* name, size_t offset) {
+  return {name, &get_object, &set_object, nullptr, reinterpret_cast<void*>(offset)};
+}
+
+PyGetSetDef integer_field(const char* name, size_t offset) {
+  return {name, &get_integer, &set_integer, nullptr, reinterpret_cast<void*>(offset)};
+}
+
 PyGetSetDef python_buffer_attributes[] = {
     {"number", &get_number, &set_number, nullptr, nullptr},
     {"spec", &get_spec, &set_spec, nullptr, nullptr},
     {"input", &get_input, nullptr, nullptr, nullptr},
+    object_field("data", offsetof(Fields, data)),
+    object_field("error", offsetof(Fields, error)),
+    object_field("job", offsetof(Fields, job)),
+    object_field("maker", offsetof(Fields, maker)),
+    integer_field("grown_bytes", offsetof(Fields, grown_bytes)),
+    integer_field("_identity", offsetof(Fields, identity)),
+    integer_field("_address", offsetof(Fields, address)),
+    integer_field("_address_bytes", offsetof(Fields, address_bytes)),
     {nullptr, nullptr, nullptr, nullptr, nullptr},
 };
 
@@ -94,6 +156,11 @@ void make_python_buffer_type() {
     return new_python_buffer(type, c10::make_intrusive<Buffer>());
   };
   python_buffer_type.tp_dealloc = &end_of_python_buffer;
+  python_buffer_type.tp_traverse = &visit_python_buffer;
+  python_buffer_type.tp_clear = &clear_python_buffer;
+  // The fields come right after the head.
+  static_assert(sizeof(PyObject) % alignof(Fields) == 0);
+  python_buffer_type.tp_weaklistoffset = sizeof(PyObject) + offsetof(Fields, weak_references);
   python_buffer_type.tp_getset = python_buffer_attributes;
   if (PyType_Ready(&python_buffer_type) < 0) {
     throw py::error_already_set();
@@ -119,17 +186,14 @@ void make_python_buffer_type() {
 
 }  // namespace
 
-const BufferPtr& buffer_of_python(py::handle python) {
+PythonBuffer& python_buffer(py::handle python) {
   if (!PyObject_TypeCheck(python.ptr(), &python_buffer_type)) {
     throw py::type_error("a Buffer is expected");
   }
-  return reinterpret_cast<PythonBuffer*>(python.ptr())->buffer;
+  return *reinterpret_cast<PythonBuffer*>(python.ptr());
 }
 
-Held& held_of(py::handle python) {
-  buffer_of_python(python);
-  return reinterpret_cast<PythonBuffer*>(python.ptr())->held;
-}
+const BufferPtr& buffer_of_python(py::handle python) { return python_buffer(python).buffer; }
 
 SpecPtr spec_of(py::handle python) {
   py::object known = python.attr("native");
@@ -167,9 +231,7 @@ PyObject* note_adopted = nullptr;
 py::object adopted(const BufferPtr& buffer, py::object made) {
   auto data = py::reinterpret_steal<py::object>(THPVariable_Wrap(buffer->data));
   SpecPtr spec = spec_of(py::handle(spec_of_data)(data));
-  if (PyObject_SetAttrString(made.ptr(), "data", data.ptr()) != 0) {
-    throw py::error_already_set();
-  }
+  set_field(fields_of(made).data, data.ptr());
   {
     // Eager regions look at its memory without the GIL.
     Locked locked(recorder().lock);

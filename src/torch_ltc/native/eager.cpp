@@ -21,7 +21,6 @@ namespace {
 PyObject* interned(const char* text) { return PyUnicode_InternFromString(text); }
 
 PyObject* const kAssignmentsName = interned("_assignments");
-PyObject* const kErrorName = interned("error");
 PyObject* const kStandInName = interned("stand_in");
 PyObject* const kWaitingName = interned("_waiting");
 
@@ -80,11 +79,11 @@ at::Tensor seen_as(const at::Tensor& data, const at::Tensor& like, c10::Dispatch
 // The memory that the `Buffer` of Python has; undefined when there is none yet, or it is no plain tensor of the host.
 at::Tensor data_of_python(PyObject* python) {
   const Gil gil;
-  py::object data = attribute(python, kData);
-  if (!THPVariable_CheckExact(data.ptr()) || !attribute(python, kErrorName).is_none()) {
+  const Fields& fields = fields_of(python);
+  if (fields.data == nullptr || !THPVariable_CheckExact(fields.data) || fields.error != nullptr) {
     return {};
   }
-  const at::Tensor& tensor = THPVariable_Unpack(data.ptr());
+  const at::Tensor& tensor = THPVariable_Unpack(fields.data);
   return tensor.is_cpu() && is_usual(tensor) ? tensor : at::Tensor();
 }
 

@@ -3,7 +3,6 @@
 #pragma once
 
 #include "buffer.h"
-#include "holdings.h"
 #include "native.h"
 
 namespace torch_ltc {
@@ -20,9 +19,6 @@ SpecPtr spec_of(py::handle python);
 
 // The `Buffer` of Python of a buffer that somebody holds, made at the first call.
 py::object python_of(const BufferPtr& buffer);
-
-// What a `Buffer` of Python is counted with.
-Held& held_of(py::handle python);
 
 // A number of Python's as the dispatcher has it.
 c10::IValue number_value(py::handle value);

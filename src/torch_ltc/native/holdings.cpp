@@ -9,7 +9,7 @@
 #include <tuple>
 #include <vector>
 
-#include "handles.h"
+#include "python_buffer.h"
 
 namespace torch_ltc {
 
@@ -29,36 +29,30 @@ class Holdings {
   void hold(const py::list& made, int64_t run) {
     for (py::handle pair : made) {
       const auto both = py::reinterpret_borrow<py::tuple>(pair);
-      put(both[0].ptr(), both[1].ptr(), run);
+      put(both[0], both[1], run);
     }
   }
 
   // Give these buffers the plain tensors among the results as their data, and count them. The places of those that the
   // caller has to look at.
   py::list install(const py::list& buffers, const py::list& results, const py::sequence& makers, int64_t run) {
-    static PyObject* const data = PyUnicode_InternFromString("data");
-    static PyObject* const error = PyUnicode_InternFromString("error");
     TORCH_CHECK_VALUE(
         buffers.size() == results.size() && buffers.size() == makers.size(), "as many results and makers as buffers");
     py::list others;
     for (size_t i = 0; i < buffers.size(); ++i) {
-      PyObject* buffer = PyList_GET_ITEM(buffers.ptr(), i);
+      const py::handle buffer = PyList_GET_ITEM(buffers.ptr(), i);
       PyObject* result = PyList_GET_ITEM(results.ptr(), i);
-      const auto known = py::reinterpret_steal<py::object>(PyObject_GetAttr(buffer, data));
-      if (!known) {
-        throw py::error_already_set();
-      }
-      if (known.ptr() == result) {
+      Fields& fields = fields_of(buffer);
+      if (fields.data == result) {
         continue;
       }
       if (!THPVariable_CheckExact(result)) {
         others.append(i);
         continue;
       }
-      if (PyObject_SetAttr(buffer, data, result) != 0 || PyObject_SetAttr(buffer, error, Py_None) != 0) {
-        throw py::error_already_set();
-      }
-      put(buffer, py::object(makers[i]).ptr(), run);
+      set_field(fields.data, result);
+      set_field(fields.error, nullptr);
+      put(buffer, py::object(makers[i]), run);
     }
     return others;
   }
@@ -85,19 +79,21 @@ class Holdings {
   int64_t size_bytes_ = 0;
   int64_t count_ = 0;
 
-  static int64_t size_of(PyObject* buffer) {
-    const py::object data = py::handle(buffer).attr("data");
-    if (THPVariable_CheckExact(data.ptr()) && THPVariable_Unpack(data.ptr()).has_storage()) {
-      const auto grown = py::handle(buffer).attr("grown_bytes").cast<int64_t>();
-      return std::max(static_cast<int64_t>(THPVariable_Unpack(data.ptr()).storage().nbytes()), grown);
+  static int64_t size_of(py::handle buffer) {
+    const Fields& fields = fields_of(buffer);
+    if (fields.data != nullptr && THPVariable_CheckExact(fields.data)) {
+      const at::Tensor& data = THPVariable_Unpack(fields.data);
+      if (data.has_storage()) {
+        return std::max(static_cast<int64_t>(data.storage().nbytes()), fields.grown_bytes);
+      }
     }
-    return py::handle(buffer).attr("size_bytes").cast<int64_t>();
+    return buffer.attr("size_bytes").cast<int64_t>();
   }
 
   // One that is counted already, as a gradient that a replay writes to anew, is counted once.
-  void put(PyObject* buffer, PyObject* maker, int64_t run) {
+  void put(py::handle buffer, const py::object& maker, int64_t run) {
     const int64_t size = size_of(buffer);
-    Held& held = held_of(buffer);
+    Held& held = python_buffer(buffer).held;
     held.release();
     held.in = this;
     held.next = &ring_;
@@ -106,7 +102,7 @@ class Holdings {
     ring_.previous = &held;
     held.size_bytes = size;
     held.run = run;
-    held.maker = Py_NewRef(maker);
+    held.maker = Py_NewRef(maker.ptr());
     size_bytes_ += size;
     ++count_;
   }

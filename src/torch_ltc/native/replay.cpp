@@ -15,8 +15,6 @@ namespace torch_ltc {
 namespace {
 
 // Names of other attributes of a buffer.
-PyObject* const kError = PyUnicode_InternFromString("error");
-PyObject* const kJob = PyUnicode_InternFromString("job");
 
 // How often a gradient, its memory and its Python object are held.
 using Counts = std::tuple<Py_ssize_t, size_t, size_t>;
@@ -133,12 +131,12 @@ py::object plain_data(const py::list& buffers, const py::list& positions, const 
     const Py_ssize_t position = PyLong_AsSsize_t(PyList_GET_ITEM(positions.ptr(), i));
     TORCH_CHECK_INDEX(position >= 0 && position < PyList_GET_SIZE(buffers.ptr()), "there is no such input");
     PyObject* buffer = PyList_GET_ITEM(buffers.ptr(), position);
-    py::object data = attribute(buffer, kData);
-    if (!THPVariable_CheckExact(data.ptr()) || spec_of_buffer(buffer) != PyList_GET_ITEM(specs.ptr(), i) ||
-        !attribute(buffer, kError).is_none()) {
+    const Fields& fields = fields_of(buffer);
+    if (fields.data == nullptr || !THPVariable_CheckExact(fields.data) || fields.error != nullptr ||
+        spec_of_buffer(buffer) != PyList_GET_ITEM(specs.ptr(), i)) {
       return py::none();
     }
-    PyList_SET_ITEM(made.ptr(), i, data.release().ptr());
+    PyList_SET_ITEM(made.ptr(), i, Py_NewRef(fields.data));
   }
   return made;
 }
@@ -165,12 +163,12 @@ py::object number_in(py::handle object) {
     return py::none();
   }
   py::object buffer = python_of(BufferPtr::reclaim_copy(found));
-  py::object held = attribute(buffer.ptr(), kData);
-  if (!THPVariable_CheckExact(held.ptr()) || !attribute(buffer.ptr(), kJob).is_none() ||
-      !attribute(buffer.ptr(), kError).is_none()) {
+  const Fields& fields = fields_of(buffer);
+  if (fields.data == nullptr || !THPVariable_CheckExact(fields.data) || fields.job != nullptr ||
+      fields.error != nullptr) {
     return py::none();
   }
-  const at::Tensor& data = THPVariable_Unpack(held.ptr());
+  const at::Tensor& data = THPVariable_Unpack(fields.data);
   const size_t item = data.dtype().itemsize();
   const size_t end = (tensor.storage_offset() + 1) * item;
   if (!data.is_cpu() || data.layout() != at::kStrided || data.dtype() != tensor.dtype() || data.is_conj() ||
@@ -213,13 +211,18 @@ bool count_up(const py::list& tensors, double step) {
   return true;
 }
 
-// Give each of these objects its own value of the attribute.
-void set_attributes(const py::list& objects, const py::str& name, const py::list& values) {
-  TORCH_CHECK_VALUE(objects.size() == values.size(), "as many values as objects");
-  for (size_t i = 0; i < objects.size(); ++i) {
-    if (PyObject_SetAttr(PyList_GET_ITEM(objects.ptr(), i), name.ptr(), PyList_GET_ITEM(values.ptr(), i)) != 0) {
-      throw py::error_already_set();
-    }
+// The job that defines these buffers, or writes to them.
+void set_jobs(const py::list& buffers, const py::object& job) {
+  for (py::handle buffer : buffers) {
+    set_field(fields_of(buffer).job, job.ptr());
+  }
+}
+
+// What makes each of these buffers.
+void set_makers(const py::list& buffers, const py::sequence& makers) {
+  TORCH_CHECK_VALUE(buffers.size() == makers.size(), "as many makers as buffers");
+  for (size_t i = 0; i < buffers.size(); ++i) {
+    set_field(fields_of(PyList_GET_ITEM(buffers.ptr(), i)).maker, py::object(makers[i]).ptr());
   }
 }
 
@@ -271,7 +274,8 @@ void bind_replay(py::module_& module) {
   module.def("number_in", &number_in);
   module.def("plain_data", &plain_data);
   module.def("count_up", &count_up);
-  module.def("set_attributes", &set_attributes);
+  module.def("set_jobs", &set_jobs);
+  module.def("set_makers", &set_makers);
   module.def("renew", &renew);
 }
 

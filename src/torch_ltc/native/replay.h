@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "handles.h"
+#include "python_buffer.h"
 
 namespace torch_ltc {
 
@@ -30,9 +31,6 @@ inline uint64_t version_of(PyObject* dict) { return reinterpret_cast<PyDictObjec
 constexpr bool kHasVersions = false;
 inline uint64_t version_of(PyObject*) { return 0; }
 #endif
-
-// The attribute of a buffer that has its data.
-inline PyObject* const kData = PyUnicode_InternFromString("data");
 
 inline const at::Tensor& tensor_of(py::handle object) {
   TORCH_CHECK_TYPE(THPVariable_Check(object.ptr()), "expected a tensor");

@@ -142,7 +142,7 @@ class Steady {
       }
       if (error.is_none() && fit(given, results)) {
         for (size_t i = 0; i < buffers.size(); ++i) {
-          set(buffers[i], kData, py::handle(PyList_GET_ITEM(results.ptr(), outputs_[i])));
+          set_field(fields_of(buffers[i]).data, PyList_GET_ITEM(results.ptr(), outputs_[i]));
         }
       } else {
         failed = unusual_(inputs, py::cast(buffers), held, results, error).cast<bool>();
@@ -201,7 +201,7 @@ class Steady {
     Buffer& buffer = *buffer_of_python(made);
     buffer.number = 0;
     buffer.spec = output_specs_[output];
-    set(made, kMaker, py::handle(PyList_GET_ITEM(makers_.ptr(), output)));
+    set_field(fields_of(made).maker, PyList_GET_ITEM(makers_.ptr(), output));
     return made;
   }
 
@@ -210,10 +210,10 @@ class Steady {
     if (buffer->python.load() == nullptr) {
       buffer->python.store(py::object(python).release().ptr());
     }
-    py::object data = attribute(python.ptr(), kData);
+    PyObject* data = fields_of(python).data;
     const Spec& spec = *output_specs_[output];
-    const size_t size_bytes =
-        THPVariable_Check(data.ptr()) ? THPVariable_Unpack(data.ptr()).storage().nbytes() : spec.size_bytes;
+    const bool is_tensor = data != nullptr && THPVariable_Check(data);
+    const size_t size_bytes = is_tensor ? THPVariable_Unpack(data).storage().nbytes() : spec.size_bytes;
     return new_tensor(buffer, spec, size_bytes);
   }
 

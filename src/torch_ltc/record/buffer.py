@@ -55,15 +55,28 @@ def physical_device() -> torch.device:
     return torch.device(settings.device_type, settings.device_ordinal)
 
 
-class _Values:
-    """The values of programs that are a buffer, in pure Python."""
+class _Fields:
+    """What a buffer knows, and the values of programs that it is, in pure Python."""
 
     # Defaults on the class and no __init__: one is built per recorded result, and this is the quickest way to build it.
+    # Every attribute is annotated: see `_reserve_attributes`.
     number: int = -1
     spec: Spec
     views: dict[Spec, int] | None = None
     views_base: int = -1
     input: int = -1
+    data: torch.Tensor | BackendData | None = None
+    # What `remembered` made of the error that lost it.
+    error: tuple[LtcError, weakref.ref[LtcError]] | None = None
+    # The queued program that defines it or writes to it last.
+    job: Future[None] | None = None
+    # The program that made it, and the number of its value there.
+    maker: tuple[Program, int] | None = None
+    # Bytes that a recorded resize will make room for.
+    grown_bytes: int = 0
+    _identity: int = 0
+    _address: int = 0
+    _address_bytes: int = 0
 
     def value_of(self, spec: Spec, base: int) -> int:
         """The absolute number of the value that is this buffer seen as `spec` in the program that begins at `base`, or
@@ -88,7 +101,7 @@ class _Values:
 
 
 if TYPE_CHECKING or native is None:  # noqa: SIM108
-    _Base = _Values
+    _Base = _Fields
 else:
     _Base = native.Buffer
 
@@ -102,19 +115,7 @@ class Buffer(_Base):
     - `error`: the call that should have made it failed; every read says so.
     """
 
-    # Defaults on the class and no __init__, as above. Every attribute is annotated: see `_reserve_attributes`.
-    data: torch.Tensor | BackendData | None = None
-    # What `remembered` made of the error that lost it.
-    error: tuple[LtcError, weakref.ref[LtcError]] | None = None
-    # The queued program that defines it or writes to it last.
-    job: Future[None] | None = None
-    # The program that made it, and the number of its value there.
-    maker: tuple[Program, int] | None = None
-    # Bytes that a recorded resize will make room for.
-    grown_bytes: int = 0
-    _identity: int = 0
-    _address: int = 0
-    _address_bytes: int = 0
+    __slots__ = ()
 
     @property
     def identity(self) -> int:
@@ -173,12 +174,13 @@ def _reserve_attributes() -> None:
     user's thread both set attributes.
     """
     first = Buffer()
-    for name in (*Buffer.__annotations__, *(_Values.__annotations__ if native is None else ())):
+    for name in _Fields.__annotations__:
         setattr(first, name, None)
 
 
-_reserve_attributes()
-if native is not None:
+if native is None:
+    _reserve_attributes()
+else:
     native.set_buffer_class(Buffer)
 
 

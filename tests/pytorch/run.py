@@ -39,8 +39,9 @@ LAZY = tuple(
 )  # fmt: skip
 """The tests of the original, with `torch._lazy` replaced by this package."""
 LOG_LINES = 30
-ENVIRONMENT = {"LTC_CACHE_DIR": "off"}
-"""Of workers: thousands of programs that nobody will run again have no place in the user's cache."""
+ENVIRONMENT = {"LTC_CACHE_DIR": "off", "LTC_EAGER_REGIONS": "off"}
+"""Of workers: thousands of programs that nobody will run again have no place in the user's cache; and most tests read after
+every few calls, so that with eager regions they would hardly test what is recorded."""
 
 
 @dataclass(frozen=True)
@@ -227,7 +228,7 @@ def _parser() -> argparse.ArgumentParser:
         "--file", action="append", metavar="NAME", help="a file under its folder test, as test_torch; repeatable"
     )
     parser.add_argument("--sample", type=int, default=500, metavar="N", help="tests of each file that is sampled (500)")
-    parser.add_argument("--seed", type=int, nargs="+", default=[1], help="of the samples, each adds its own (1)")
+    parser.add_argument("--seed", type=int, nargs="+", default=[1], help="of the samples; each draws from what those before it have left (1)")
     parser.add_argument("--whole", action="store_true", help="every test of every file")
     parser.add_argument("--quick", action="store_true", help="a sample of every file")
     parser.add_argument(

@@ -28,7 +28,6 @@ class Known:
         return file == self.file and any(fnmatchcase(record.name, pattern) for pattern in self.patterns)
 
 
-_WARNING = "PyTorch before 2.15 prints warnings of operators that Python calls; they cannot be caught"
 _TEXT = "the text of a program is another, on purpose"
 
 KNOWN_FAILURES: tuple[Known, ...] = (
@@ -39,28 +38,10 @@ KNOWN_FAILURES: tuple[Known, ...] = (
         "a write that fails, as its data say, loses its target, which the test uses again",
     ),
     Known(
-        "test_indexing",
-        ("TestIndexingCPU.test_multiple_byte_mask_cpu",),
-        Kind.ARTEFACT,
-        _WARNING,
-    ),
-    Known(
         "test_tensor_creation_ops",
         ("*.test_block_diag_cpu",),
         Kind.ARTEFACT,
         "tensors of two devices: the message is that of most operators, not the one of block_diag",
-    ),
-    Known(
-        "test_nn",
-        ("TestNNDeviceTypeCPU.test_TransformerEncoderLayer_empty_cpu",),
-        Kind.MISSING,
-        "no strided nested tensors: refused at the call, with the way round",
-    ),
-    Known(
-        "test_native_mha",
-        ("*_use_nt_True_*",),
-        Kind.MISSING,
-        "no strided nested tensors: refused at the call, with the way round",
     ),
     Known(
         "test_nn",
@@ -150,7 +131,7 @@ KNOWN_FAILURES: tuple[Known, ...] = (
             for name in ("as_strided_*", "clamp", "expand_copy", "norm*", "slice_scatter", "uniform", "view_copy")
         ),
         Kind.ARTEFACT,
-        "names of counters: no suffix _symint, clamp does not fall back, norm is recorded as linalg_vector_norm, uniform as "
+        "names of counters: no suffix _symint, clamp does not fall back, norm and uniform are linalg_vector_norm and "
         "uniform_",
     ),
     Known(

@@ -83,6 +83,17 @@ def test_a_new_branch_is_not_blamed_on_a_dtype_that_was_there_before() -> None:
     assert (found.cause, found.nearest) == ("operation", found.program - 2)
 
 
+def test_a_program_that_was_forgotten_is_not_said_to_end_elsewhere() -> None:
+    varied(frozenset())
+    known = newest()
+    torch_ltc.ir_cache.reset()
+    varied(frozenset())
+    found = newest()
+    assert found.program != known.program
+    assert (found.cause, found.code, found.nearest) == ("again", "LTC116", known.program)
+    assert "forgotten" in found.difference
+
+
 # ---- a table of causes ----------------------------------------------------------------------------------------------
 
 

@@ -60,7 +60,14 @@ class Record:
 
 
 def chosen(names: Sequence[str], sample: int, seeds: Sequence[int]) -> list[str]:
-    """Some tests of a file, `sample` by each seed; all of them where `sample` is 0 or there are no more."""
+    """Some tests of a file, `sample` by each seed; all of them where `sample` is 0 or there are no more.
+
+    A seed draws from what the seeds before it have left, so that each adds as many.
+    """
     if not 0 < sample < len(names):
         return sorted(names)
-    return sorted({name for seed in seeds for name in random.Random(seed).sample(names, sample)})
+    left, drawn = list(names), list[str]()
+    for seed in seeds:
+        drawn += random.Random(seed).sample(left, min(sample, len(left)))
+        left = sorted(set(names).difference(drawn))
+    return sorted(drawn)

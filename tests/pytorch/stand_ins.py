@@ -16,7 +16,7 @@ def install(text: str) -> None:
     """Put a stand-in wherever a name is missing that the text of a test file imports; what is there stays."""
     for module_name, members in STAND_INS.items():
         if module_name in text:
-            module = importlib.import_module(f"{INTERNAL}.{module_name}")
+            module = importlib.import_module(module_name if "." in module_name else f"{INTERNAL}.{module_name}")
             for name, make in members.items():
                 if not hasattr(module, name):
                     setattr(module, name, make(module))
@@ -42,8 +42,9 @@ STAND_INS: dict[str, dict[str, Make]] = {
         "binary_ufuncs_and_refs": lambda module: module.binary_ufuncs,
     },
     "common_nn": {"new_module_tests": lambda _: []},
+    "torch.nn.attention.flex_attention": {"create_nested_block_mask": lambda _: None},
 }
-"""By module and name, a function that makes the stand-in from the module."""
+"""By module (without a dot, one of PyTorch's test utilities) and name, a function that makes the stand-in."""
 
 
 def _install_hypothesis() -> None:

@@ -80,6 +80,16 @@ def test_the_dtype_follows_the_physical_device_until_one_is_chosen() -> None:
     assert torch.get_autocast_dtype("ltc") is torch.get_autocast_dtype("cpu")
 
 
+def test_the_dtype_may_be_chosen_by_the_name_of_the_device() -> None:
+    x = torch.ones(2, 2, device="ltc")
+    with torch.autocast("ltc:0", torch.float16):
+        assert torch.get_autocast_dtype("ltc:0") is torch.get_autocast_dtype("ltc") is torch.float16
+        assert (x @ x).dtype is torch.float16
+    with torch.autocast("ltc:0"):
+        assert (x @ x).dtype is torch.get_autocast_dtype("cpu")
+    assert torch.get_autocast_dtype("ltc:0") is torch.get_autocast_dtype("cpu")
+
+
 def test_the_dtype_is_the_physical_devices_in_every_thread() -> None:
     found = []
 

@@ -119,6 +119,25 @@ def test_forward_mode_through_a_module_and_in_place() -> None:
     assert_like_eager(compute, exact=False)
 
 
+@pytest.mark.parametrize("source", ["cpu", "ltc"])
+@pytest.mark.parametrize("turned", [False, True])
+def test_forward_mode_through_a_copy_between_devices(source: str, turned: bool) -> None:
+    def compute(source: str, target: str) -> tuple[Tensor, ...]:
+        primal = torch.linspace(0, 1, 6, device="cpu").view(2, 3).to(source)
+        tangent = torch.arange(6.0, device="cpu").view(3, 2).t().to(source)
+        with forward_ad.dual_level():
+            dual = forward_ad.make_dual(primal.t() if turned else primal, tangent.t() if turned else tangent)
+            written = torch.zeros(tuple(dual.shape), device=target).copy_(dual)
+            moved = dual.to(target) * 2
+            return (*forward_ad.unpack_dual(written), *forward_ad.unpack_dual(moved))
+
+    target = "cpu" if source == "ltc" else "ltc"
+    results = compute(source, target)
+    # PyTorch leaves the tangent of what is written to where it was, on any two devices.
+    assert [results[place].device.type for place in (0, 2, 3)] == [target] * 3
+    assert_same([result.cpu() for result in results], list(compute("cpu", "cpu")))
+
+
 def test_asking_a_cpu_tensor_for_its_identity_is_a_clear_error() -> None:
     with pytest.raises(torch_ltc.errors.LtcError, match="takes tensors on ltc, got one on cpu"):
         torch_ltc.get_tensor_id(torch.ones(2))

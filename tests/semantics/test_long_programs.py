@@ -14,6 +14,8 @@ import torch_ltc
 from tests.semantics.support import LONG_S, observe, run_script
 from torch_ltc.config import SETTINGS, settings
 from torch_ltc.record.recorder import recorder
+from torch_ltc.shapes import inference
+from torch_ltc.shapes.rules import meta_kernels
 
 pytestmark = pytest.mark.usefixtures("no_fallback")
 
@@ -219,3 +221,38 @@ def test_cutting_at_the_bound_keeps_views_in_place_calls_and_gradients_right() -
         with settings.scope(pending_bound=bound):
             for ours, theirs in zip(run("ltc"), expected, strict=True):
                 torch.testing.assert_close(torch.tensor(ours), torch.tensor(theirs))
+
+
+def test_a_loop_that_assigns_rows_asks_for_no_shape_and_reads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+    for module, name in ((inference, "_infer"), (meta_kernels, "meta_tensor")):
+        original = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda of, ask=original: (asked.append(of), ask(of))[1])
+
+    def assign(device: str, first: int, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+        torch.manual_seed(0)
+        numbers, values = torch.randperm(90)[first : first + rows], torch.rand(5, 90, 3)[:, :rows].to(device)
+        copied = torch.index_copy(torch.zeros(5, 90, 3, device=device), 1, numbers.to(device), values)
+        asked.clear()
+        assigned = torch.zeros(5, 90, 3, device=device)
+        for row, number in enumerate(numbers.tolist()):
+            assigned[:, number, :] = values[:, row, :]
+        for row, number in enumerate(numbers.tolist()):
+            assigned[:, number : number + 1] = values[:, row : row + 1]
+        return copied, assigned
+
+    torch.use_deterministic_algorithms(True)
+    try:
+        assign("ltc", 0, 2)
+        with observe() as seen:
+            results = assign("ltc", 10, 80)
+            assert not asked
+            assert not seen.syncs
+            assert not seen.fallbacks
+            torch_ltc.sync()
+        assert sum(sync.instructions for sync in seen.syncs) <= 6 * 80 + 40
+        for ours, theirs in zip(results, assign("cpu", 10, 80), strict=True):
+            assert torch.equal(ours.cpu(), theirs)
+        assert torch.equal(*(each.cpu() for each in results))
+    finally:
+        torch.use_deterministic_algorithms(False)

@@ -1,19 +1,23 @@
-"""Sparse, nested and quantized tensors: on the device, on the physical device, or refused with the way round."""
+"""Sparse and nested tensors, which are on the device, and quantized ones, which are on the physical device."""
 
 from __future__ import annotations
 
 import copy
+import io
 import pickle
 from collections.abc import Callable, Iterator
 from multiprocessing.reduction import ForkingPickler
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from tests.semantics.support import assert_same, lazy
 from torch_ltc.config import settings
 from torch_ltc.errors import DataAccessError, UnsupportedLayoutError
+from torch_ltc.native.library import extension
 
 pytestmark = [
     pytest.mark.usefixtures("allowed_fallback"),
@@ -161,16 +165,124 @@ def test_a_sparse_tensor_of_the_device_goes_through_autograd() -> None:
     assert_same(torch.ones(3, 3, device="ltc").add_(ours), torch.ones(3, 3).add_(expected))
 
 
-def test_strided_nested_tensors_are_refused_with_the_way_round() -> None:
+# ---- nested tensors -------------------------------------------------------------------------------------------------
+
+
+def nested(device: str, *rows: int, **options: Any) -> Tensor:
+    """A nested tensor of rows of three numbers."""
+    parts = [torch.arange(3.0 * count).view(count, 3) for count in rows]
+    return torch.nested.nested_tensor(parts, device=device, **options)
+
+
+def written(device: str) -> list[Tensor]:
+    x = nested(device, 2, 4)
+    first, alias = x[0], x.transpose(1, 2)
+    first.fill_(7)
+    x.mul_(2)
+    x.unbind()[1].add_(1)
+    return [x, first, alias]
+
+
+def gradients(device: str) -> list[Tensor | None]:
+    x, weight = nested(device, 2, 1, requires_grad=True), torch.ones(4, 3, device=device, requires_grad=True)
+    out = torch.nn.functional.linear(x * x, weight).softmax(-1)
+    padded = torch.nested.to_padded_tensor(out, 0.5)
+    (padded * padded.cumsum(1)).sum().backward()
+    return [x.grad, weight.grad]
+
+
+def attention(device: str) -> Tensor:
+    x = torch.nested.nested_tensor([torch.ones(2, 2, 3), torch.ones(4, 2, 3)], device=device)
+    x = x.transpose(1, 2).contiguous()
+    return torch.nn.functional.scaled_dot_product_attention(x, x, x)
+
+
+def stored(device: str) -> list[Tensor]:
+    x, file = nested(device, 2, 4), io.BytesIO()
+    torch.save(x, file)
+    file.seek(0)
+    return [torch.load(file, weights_only=False), x.clone(), x.double(), x.to("cpu").to(device), x.to("cpu")]
+
+
+def from_mask(device: str) -> list[Tensor]:
+    mask = torch.tensor([[True, True], [True, False]], device=device)
+    x = torch._nested_tensor_from_mask(torch.arange(12.0, device=device).view(2, 2, 3), mask)
+    return [x, torch.nested.to_padded_tensor(x, 0.0, (2, 4, 3))]
+
+
+NESTED: dict[str, Callable[[str], Any]] = {
+    "made of parts": lambda device: torch.nested.as_nested_tensor(
+        [torch.ones(2, 3, device=device), written(device)[1]]
+    ),
+    "made of none": lambda device: [torch.nested.nested_tensor([], device=device), nested(device, 0, 2)],
+    "pointwise": lambda device: [
+        f(nested(device, 2, 4)) for f in (torch.abs, torch.sin, lambda x: x + x, lambda x: x * 2)
+    ],
+    "reduced": lambda device: nested(device, 2, 4).sum(-1, keepdim=True),
+    "multiplied": lambda device: nested(device, 2, 4) @ nested(device, 2, 4).transpose(1, 2),
+    "views": lambda device: [*nested(device, 2, 4, 1).chunk(3, -1), nested(device, 2, 4).view(2, -1, 3, 1)],
+    "written": written,
+    "gradients": gradients,
+    "attention": attention,
+    "stored": stored,
+    "from a mask": from_mask,
+    "dropout": lambda device: torch.nn.functional.dropout(nested(device, 30, 20)),
+    "printed": lambda device: repr(nested(device, 2, 1)).replace(", device='ltc:0'", ""),
+}
+
+
+def parts_of(results: Any) -> list[Any]:
+    """The results, nested tensors as lists of their parts."""
+    leaves = pytree.tree_leaves(results)
+    return [list(leaf.unbind()) if isinstance(leaf, Tensor) and leaf.is_nested else leaf for leaf in leaves]
+
+
+needs_extension = pytest.mark.skipif(extension is None, reason="nested tensors need the extension")
+
+
+@needs_extension
+@pytest.mark.parametrize("name", NESTED)
+def test_nested_tensors_of_the_device(name: str) -> None:
+    torch.manual_seed(0)
+    expected = NESTED[name]("cpu")
+    for _ in range(2):
+        torch.manual_seed(0)
+        got = NESTED[name]("ltc")
+        assert_same(parts_of(got), parts_of(expected))
+        for ours, theirs in zip(pytree.tree_leaves(got), pytree.tree_leaves(expected), strict=True):
+            if isinstance(theirs, Tensor):
+                assert ours.is_nested == theirs.is_nested
+    if name != "stored":
+        assert all(leaf.device.type == "ltc" for leaf in pytree.tree_leaves(got) if isinstance(leaf, Tensor))
+
+
+@needs_extension
+def test_views_of_nested_tensors_are_recorded() -> None:
+    with settings.scope(fallback="error"):
+        x = torch.nested.as_nested_tensor([torch.ones(2, 3, device="ltc"), torch.ones(1, 3, device="ltc")])
+        first, second = x.unbind()
+        x[1].add_(first[0])
+        assert second.tolist() == [[2.0, 2.0, 2.0]]
+
+
+@needs_extension
+def test_nested_tensors_of_two_devices_are_refused() -> None:
+    with pytest.raises(RuntimeError, match="on the same device"):
+        nested("cpu", 2, 4) + nested("ltc", 2, 4)
+
+
+@pytest.mark.skipif(extension is not None, reason="with the extension they work")
+def test_without_the_extension_nested_tensors_are_refused_with_the_way_round() -> None:
     x = torch.ones(2, 3, device="ltc")
     for make in (
         lambda: torch.nested.as_nested_tensor([x[0], x[1]]),
-        lambda: torch.nested.nested_tensor([x[0], x[1, :2]]),
-        lambda: torch.nested.nested_tensor([torch.ones(2)], device="ltc") * 2,
         lambda: torch._nested_tensor_from_mask(x[None], torch.ones(1, 2, dtype=torch.bool, device="ltc")),
     ):
         with pytest.raises(UnsupportedLayoutError, match=r"layout=torch\.jagged"):
             make()
+
+
+def test_jagged_tensors_are_on_the_device() -> None:
     jagged = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], device="ltc", layout=torch.jagged)
     assert jagged.values().sum().item() == 5
 
@@ -212,7 +324,7 @@ def test_padded_positions_of_an_evaluated_transformer_encoder_are_zero(activatio
             assert_same(ours(lazy(x), src_key_padding_mask=lazy(padding)), expected)
 
 
-def test_a_padded_encoder_with_hooks_is_refused_as_nested_tensors_are() -> None:
+def test_a_padded_encoder_with_hooks_is_refused() -> None:
     encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2).to("ltc").eval()
     encoder.layers[1].norm1.register_forward_hook(lambda *_: None)
     x, padding = torch.randn(2, 5, 8, device="ltc"), torch.zeros(2, 5, dtype=torch.bool, device="ltc")

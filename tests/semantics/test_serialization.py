@@ -199,6 +199,17 @@ def test_storages_copy() -> None:
     assert copy.deepcopy(storage).device.type == "ltc"
 
 
+def test_a_part_of_a_storage_is_a_copy_on_the_device() -> None:
+    x = torch.arange(3, dtype=torch.int16)
+    storage, expected = x.to("ltc").untyped_storage(), x.untyped_storage()
+    part = storage[1:5]
+    assert part.device.type == "ltc"
+    assert part.nbytes() == 4
+    assert part.tolist() == list(part) == expected[1:5].tolist()
+    assert [part[n] for n in range(-4, 4)] == [expected[1:5][n] for n in range(-4, 4)]
+    assert torch.empty(0, dtype=torch.int16, device="ltc").set_(storage[2:]).tolist() == [1, 2]
+
+
 def test_to_cpu_and_save_take_whole_structures_with_one_sync(tmp_path: Path) -> None:
     values = {"a": [torch.ones(2, device="ltc") + 1, 5], "b": (torch.zeros(1), torch.zeros(1, device="ltc") - 1)}
     with observe() as seen:

@@ -113,14 +113,3 @@ def test_printing_large_and_small_tensors() -> None:
     assert repr(half) == "tensor([1.], device='ltc:0', dtype=torch.bfloat16)"
     grad_fn = torch.ones(1, device="ltc", requires_grad=True) * 2
     assert "grad_fn=<MulBackward0>" in repr(grad_fn)
-
-
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
-def test_nested_tensors_are_made_or_refused_but_never_wrong() -> None:
-    parts = [torch.ones(2), torch.full((3,), 2.0)]
-    try:
-        nested = torch.nested.nested_tensor(parts, device="ltc")
-        values = [part.sum().item() for part in nested.unbind()]
-    except (RuntimeError, NotImplementedError):
-        return
-    assert values == [2.0, 6.0]

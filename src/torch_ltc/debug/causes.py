@@ -122,7 +122,8 @@ CAUSES: dict[str, Message] = {
             "LTC116",
             "again",
             "The program had been compiled before, and what was compiled was dropped.",
-            "Raise settings.executables_bound if there are more programs than it keeps.",
+            "Raise settings.executables_bound if there are more programs than it keeps, or settings.tree_bound if more "
+            "calls were recorded than that.",
         ),
     )
 }
@@ -246,7 +247,10 @@ def _nearest(own: Compared, earlier: Sequence[Compared]) -> Compared | None:
 
 
 def _ending(nearest: Compared, own: Compared) -> Difference:
-    """One program is the beginning of the other."""
+    """One program is the beginning of the other, or they are equal."""
+    if len(nearest.program.instructions) == len(own.program.instructions):
+        text = "it was known and was forgotten, at settings.tree_bound or with ir_cache.reset()"
+        return Difference("again", text, own.first)
     why = own.reason.value if own.reason is not None else "it was cut"
     had, has = len(nearest.program.calls), len(own.program.calls)
     return Difference("ending", f"it ends after {has:,} calls, the other after {had:,}: {why}", own.site)

@@ -227,11 +227,16 @@ def _clearing(clear: Any) -> Any:
     return clear_autocast_cache
 
 
+def _is_ours(device_type: str) -> bool:
+    """PyTorch takes the name of a device, `ltc:0`, for that of its type."""
+    return device_type.partition(":")[0] == "ltc"
+
+
 @replaces("torch.set_autocast_dtype")
 def _setting(set_dtype: Any) -> Any:
     def set_autocast_dtype(device_type: str, dtype: torch.dtype) -> None:
         set_dtype(device_type, dtype)
-        if device_type == "ltc":
+        if _is_ours(device_type):
             # A block of autocast sets what it has found at its end: nothing is chosen by that.
             _chosen.dtype = dtype is not torch.get_autocast_dtype(settings.device_type)
 
@@ -241,7 +246,7 @@ def _setting(set_dtype: Any) -> Any:
 @replaces("torch.get_autocast_dtype")
 def _getting(get_dtype: Any) -> Any:
     def get_autocast_dtype(device_type: str) -> torch.dtype:
-        if device_type == "ltc" and not getattr(_chosen, "dtype", False):
+        if _is_ours(device_type) and not getattr(_chosen, "dtype", False):
             # As on the physical device, until one is chosen.
             return get_dtype(settings.device_type)  # type: ignore[no-any-return]
         return get_dtype(device_type)  # type: ignore[no-any-return]

@@ -15,10 +15,10 @@ import torch
 
 from torch_ltc.config import settings
 from torch_ltc.deferred import deferred
-from torch_ltc.device import sparse
+from torch_ltc.device import nested, sparse
 from torch_ltc.device.registration import alias
 from torch_ltc.device.tensors import wrap_physical
-from torch_ltc.errors import FallbackError, FallbackWarning, LtcError, UnsupportedLayoutError
+from torch_ltc.errors import FallbackError, FallbackWarning, LtcError
 from torch_ltc.events import FallbackEvent, SyncReason, emit
 from torch_ltc.execute.executor import Uses, executor
 from torch_ltc.execute.no_sync import sync_guard
@@ -71,14 +71,13 @@ def run_eagerly(operator: Operator, values: tuple[Any, ...], reason: str) -> Any
 def _run(operator: Operator, values: tuple[Any, ...]) -> Any:
     given, structure = pytree.tree_flatten(list(values))
     leaves = list(given)
-    # Sparse tensors are taken apart here and put together of the physical parts: each with the place of its parts.
+    # Sparse and nested tensors are taken apart here and put together of the physical parts: each with the place of its
+    # parts.
     opened: dict[int, tuple[torch.Tensor, int]] = {}
     for leaf in given:
-        if is_lazy(leaf) and leaf.is_nested:
-            raise _nested()
-        if sparse.is_on_device(leaf) and id(leaf) not in opened:
+        if is_lazy(leaf) and not _is_plain(leaf) and id(leaf) not in opened:
             opened[id(leaf)] = (leaf, len(leaves))
-            leaves.extend(sparse.parts(leaf))
+            leaves.extend(_layout(leaf).parts(leaf))
     lazy = {i: (buffer_of(leaf), spec_of(leaf)) for i, leaf in enumerate(leaves) if _is_plain(leaf)}
     device = physical_device()
     targets = pytree.tree_leaves([values[position] for position in operator.written])
@@ -93,7 +92,7 @@ def _run(operator: Operator, values: tuple[Any, ...]) -> Any:
         # Aliases: a call that resizes its target must not resize the buffer's own tensor, which others look at.
         real = {i: physical(buffer, spec).detach() for i, (buffer, spec) in lazy.items()}
         built = {
-            key: sparse.put_together(like, *[real[i] for i in range(at, at + len(sparse.parts(like)))])
+            key: _layout(like).put_together(like, *[real[i] for i in range(at, at + len(_layout(like).parts(like)))])
             for key, (like, at) in opened.items()
         }
         arguments = [device if _names_device(leaf) else leaf for leaf in leaves[: len(given)]]
@@ -128,29 +127,26 @@ def _run(operator: Operator, values: tuple[Any, ...]) -> Any:
     for i, tensor in real.items():
         _adopt_shape(leaves[i], tensor)
     for target in targets:
-        if id(target) in built:
+        if id(target) in built and sparse.is_sparse(target):
             sparse.replace(target, _wrap(built[id(target)], owners))
     # What comes back as it was given is what was given.
-    same = {id(leaf): leaf for leaf in given if sparse.is_sparse(leaf)}
+    same = {id(leaf): leaf for leaf in given if isinstance(leaf, torch.Tensor) and not _is_plain(leaf)}
     same.update((id(tensor), opened[key][0]) for key, tensor in built.items())
     return pytree.tree_map(lambda item: same[id(item)] if id(item) in same else _wrap(item, owners), out)
 
 
 def _is_plain(value: object) -> bool:
-    return is_lazy(value) and value.layout is torch.strided  # type: ignore[attr-defined]
+    return is_lazy(value) and value.layout is torch.strided and not value.is_nested  # type: ignore[attr-defined]
+
+
+def _layout(value: torch.Tensor) -> Any:
+    """The module that takes such tensors apart and puts them together."""
+    return nested if value.is_nested else sparse
 
 
 def _stays(value: torch.Tensor) -> bool:
     """True for a result that is no plain strided tensor, and stays on the physical device."""
-    return value.layout is not torch.strided or value.is_quantized or value.is_nested
-
-
-def _nested() -> UnsupportedLayoutError:
-    return UnsupportedLayoutError(
-        "the ltc device cannot hold nested tensors with the strided layout",
-        source=str(current_source(2)),
-        hint="use layout=torch.jagged, or make it on the CPU",
-    )
+    return value.layout is not torch.strided or value.is_quantized
 
 
 def _names_device(leaf: object) -> bool:
@@ -164,10 +160,10 @@ def _adopt_shape(lazy: torch.Tensor, real: torch.Tensor) -> None:
 
 
 def _wrap(item: Any, owners: dict[int, tuple[torch.Tensor, torch.Tensor]]) -> Any:
-    if not isinstance(item, torch.Tensor) or item.is_quantized or item.is_nested:
+    if not isinstance(item, torch.Tensor) or item.is_quantized:
         return item
-    if sparse.is_sparse(item):
-        return sparse.put_together(item, *(_wrap(part, owners) for part in sparse.parts(item)))
+    if item.is_nested or sparse.is_sparse(item):
+        return _layout(item).put_together(item, *(_wrap(part, owners) for part in _layout(item).parts(item)))
     if item.layout is not torch.strided:
         return item
     owner = owners.get(item.untyped_storage()._cdata)

@@ -13,6 +13,7 @@ from torch_ltc.device import (
     copies,
     cpu_composites,
     group_norm,
+    nested,
     other_layouts,
     padded_sequences,
     random_ops,
@@ -200,7 +201,8 @@ def register_kernels() -> None:
         behind = native is not None and name in _COMPOSED_IN_CPP
         aten.impl(name, "AutogradPrivateUse2" if behind else "AutogradPrivateUse1", kernel, False)
         aten.impl(name, "PrivateUse1", kernel, False)
-    for layout, own in (("Sparse", sparse.KERNELS), ("SparseCsr", sparse.COMPRESSED_KERNELS)):
+    layouts = {"Sparse": sparse.KERNELS, "SparseCsr": sparse.COMPRESSED_KERNELS, "NestedTensor": nested.KERNELS}
+    for layout, own in layouts.items():
         for name, kernel in {**other_layouts.eager_kernels(layout, own), **own}.items():
             aten.impl(name, f"{layout}PrivateUse1", kernel, False)
     for name, kernel in composite_ops.COMPOSED.items():

@@ -1,6 +1,6 @@
 """The fast path of `nn.TransformerEncoder` with a padding mask, which computes in nested tensors.
 
-The device holds strided tensors only. What the encoder takes for a nested tensor here is the padded one, which
+Calls on nested tensors are not recorded. What the encoder takes for a nested tensor here is the padded one, which
 remembers which positions are valid; a layer on it is one recorded call, that packs, runs PyTorch's layer on the nested
 tensor, and pads again: the values are eager's. What another operator makes of such a tensor does not remember, and
 cannot be padded back.
@@ -13,7 +13,9 @@ from typing import Any
 import torch
 
 from torch_ltc.device.kernels import Kernel, make_kernel
-from torch_ltc.device.other_layouts import refuse_nested
+from torch_ltc.device.other_layouts import run_on_physical_device
+from torch_ltc.errors import UnsupportedLayoutError
+from torch_ltc.record.call_site import current_source
 
 aten = torch.ops.aten
 # The attribute of a tensor that stands for a nested one: the mask of its valid positions.
@@ -53,10 +55,12 @@ def is_left_aligned(t: torch.Tensor, mask: torch.Tensor) -> bool:
 
 
 def from_mask(t: torch.Tensor, mask: torch.Tensor, mask_check: bool = True) -> torch.Tensor:
-    """Kernel of `aten::_nested_tensor_from_mask`, for `nn.TransformerEncoder` alone, which has checked the mask."""
+    """Kernel of `aten::_nested_tensor_from_mask`. Only `nn.TransformerEncoder` has checked the mask before."""
+    nested: torch.Tensor
     if mask_check:
-        refuse_nested()
-    nested: torch.Tensor = aten.alias.default(t)
+        nested = run_on_physical_device(aten._nested_tensor_from_mask.default, t, mask, mask_check)
+        return nested
+    nested = aten.alias.default(t)
     # Of a mask that is not aligned to the left, which nobody may have checked, PyTorch takes the lengths.
     setattr(nested, _VALID, torch.arange(t.size(1), device=t.device) < mask.sum(1, keepdim=True))
     return nested
@@ -77,7 +81,11 @@ def to_padded_tensor(self: torch.Tensor, padding: float, output_size: Any = None
     """Kernel of `aten::to_padded_tensor`."""
     valid: torch.Tensor | None = getattr(self, _VALID, None)
     if valid is None or (output_size is not None and tuple(output_size) != tuple(self.size())):
-        refuse_nested()
+        raise UnsupportedLayoutError(
+            "to_padded_tensor takes nested tensors, and those of nn.TransformerEncoder after its fast path alone",
+            source=str(current_source()),
+            hint="nn.TransformerEncoder(..., enable_nested_tensor=False)",
+        )
     return self.masked_fill(valid.logical_not().unsqueeze(-1), padding)
 
 

@@ -14,6 +14,7 @@ import torch
 from torch_ltc.device.tensors import storage_buffer, wrap_physical
 from torch_ltc.errors import DataAccessError
 from torch_ltc.execute.sync import read_buffer
+from torch_ltc.native.recording import native
 from torch_ltc.program.spec import Spec, make_spec, spec_of
 from torch_ltc.pytorch.patches import replaces
 from torch_ltc.record.buffer import Buffer, physical_device
@@ -88,9 +89,19 @@ def _tolist(storage: Any, buffer: Buffer) -> Any:
     return _to_cpu(buffer).tolist()
 
 
-@_on_buffer("__getitem__")
-def _getitem(storage: Any, buffer: Buffer, index: Any) -> Any:
-    return _to_cpu(buffer)[index]
+@replaces("torch.UntypedStorage.__getitem__")
+def _indexing(get_item: Any) -> Any:
+    def getitem(self: Any, index: Any) -> Any:
+        part = isinstance(index, slice)
+        # With the extension PyTorch reads single bytes itself.
+        buffer = storage_buffer(self) if part or native is None else None
+        if buffer is None:
+            return get_item(self, index)
+        found = _to_cpu(buffer)[index]
+        # A copy: there is no storage inside of a storage.
+        return storage_from(found) if part else found
+
+    return getitem
 
 
 @_on_buffer("__repr__")

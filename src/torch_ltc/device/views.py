@@ -243,7 +243,9 @@ _lu_solve_out = out_kernel(_LU_SOLVE)
 
 def _storage_length(tensor: torch.Tensor) -> int:
     """How many elements of the tensor's dtype its storage holds."""
-    return buffer_of(tensor).size_bytes // tensor.element_size()
+    ours = tensor.device.type == "ltc"
+    size_bytes = buffer_of(tensor).size_bytes if ours else tensor.untyped_storage().nbytes()
+    return size_bytes // tensor.element_size()
 
 
 def new_zeros_with_same_feature_meta(

@@ -281,8 +281,8 @@ table.add(
     Patch("torch._tensor_str._tensor_str", "printing reads once", "many syncs a print", check=takes("self", "indent")),
     *(Patch(f"torch.UntypedStorage.{name}", _STORAGE, "`torch.save`, pickle, `copy.deepcopy`", _CALLERS,
             python_only=True) for name in (
-        "nbytes", "__len__", "cpu", "clone", "tolist", "__getitem__", "data_ptr", "to", "copy_",
-        "__new__")),
+        "nbytes", "__len__", "cpu", "clone", "tolist", "data_ptr", "to", "copy_", "__new__")),
+    Patch("torch.UntypedStorage.__getitem__", _STORAGE, "parts of storages", _CALLERS),
     *(Patch(f"torch.UntypedStorage.{name}", _ADDRESS, "`torch.save`, printing", _CALLERS) for name in (
         "__repr__", "_write_file", "_set_from_file")),
     Patch("torch.UntypedStorage.__reduce__", _PICKLE, "pickle", _CALLERS),

@@ -16,7 +16,6 @@ from torch_ltc import events
 from torch_ltc.config import settings
 from torch_ltc.execute import kernel_warnings
 from torch_ltc.execute.executor import executor
-from torch_ltc.native.recording import native
 
 VALUES = torch.tensor([1 + 2j, 3 + 1j])
 EXPECTED = [2.0, 4.0]
@@ -55,8 +54,8 @@ def run_compiled() -> torch.Tensor:
 
 
 def run_interpreted() -> torch.Tensor:
-    if native is None and not reaches_python():
-        pytest.skip("without the extension this PyTorch prints warnings of operators that Python calls")
+    if not reaches_python():
+        pytest.skip("this PyTorch prints warnings of operators that Python calls")
     return cast("ltc")
 
 
@@ -94,36 +93,6 @@ def test_the_line_is_that_of_the_call() -> None:
         warnings.simplefilter("always")
         result.cpu()
     assert [one.lineno for one in shown] == [cast.__code__.co_firstlineno + 1]
-
-
-def test_a_warning_of_a_call_that_runs_eagerly_reaches_python(capfd: pytest.CaptureFixture[str]) -> None:
-    if native is None and not reaches_python():
-        pytest.skip("without the extension this PyTorch prints warnings of operators that Python calls")
-    images = torch.randn(5, 7, device="ltc")
-    mask = torch.tensor([1, 0, 1, 1, 0], dtype=torch.uint8, device="ltc")
-    with settings.scope(fallback="allow"):
-        for _ in range(3):
-            capfd.readouterr()
-            with warnings.catch_warnings(record=True) as shown:
-                warnings.simplefilter("always")
-                assert images[mask].shape == (3, 7)
-            assert ["torch.uint8 is now deprecated" in str(one.message) for one in shown] == [True]
-            assert {one.filename for one in shown} == {__file__}
-            assert "Warning" not in capfd.readouterr().err
-
-
-def test_the_inference_of_shapes_warns_of_nothing() -> None:
-    def count(device: str) -> int:
-        with warnings.catch_warnings(record=True) as shown:
-            warnings.simplefilter("always")
-            # Sizes that no other test has.
-            x = torch.ones(3, 2, 5, dtype=torch.complex64, device=device)
-            x.to(torch.float32).sum().item()
-        return len(shown)
-
-    if native is None:
-        pytest.skip("the extension does it")
-    assert [count("ltc"), count("ltc")] == [count("cpu")] * 2 == [1, 1]
 
 
 def test_a_line_warns_once_where_eager_warns_once() -> None:

@@ -17,7 +17,7 @@ from torch_ltc.events import MismatchEvent, emit
 from torch_ltc.lowering.interface import Arguments, Backend, Computation, Outcome
 from torch_ltc.lowering.kernel_call import fill, flatten_results, laid_out
 from torch_ltc.lowering.kernel_errors import execution_error_class
-from torch_ltc.lowering.native_calls import NativeCalls, native_calls, take_warnings, warn_of
+from torch_ltc.lowering.native_calls import NativeCalls, native_calls
 from torch_ltc.lowering.out_of_memory import make_room
 from torch_ltc.program.instruction import (
     Call,
@@ -98,9 +98,6 @@ class Interpretation(Computation):
                 if lost:
                     _check_operands(call, values)
                 run_call(call, values, arguments)
-                told = take_warnings()
-                if told is not None:
-                    warn_of(call, told)
             except _Lost as reason:
                 self._lose(call, values, reason.error)
             except Exception as raised:

@@ -35,12 +35,7 @@ from torch_ltc.config import settings
 from torch_ltc.deferred import deferred
 from torch_ltc.errors import LtcError
 from torch_ltc.execute.device_loss import device_loss
-from torch_ltc.execute.kernel_warnings import (
-    hand_over_warnings,
-    has_kernel_warnings,
-    keep_warnings,
-    show_kernel_warnings,
-)
+from torch_ltc.execute.kernel_warnings import has_kernel_warnings, keep_warnings, show_kernel_warnings
 from torch_ltc.execute.signals import signals_deferred
 from torch_ltc.native.library import extension
 from torch_ltc.pytorch.openmp import release_pool
@@ -360,7 +355,6 @@ class Executor:
                 result = item.work()
         except BaseException as error:
             raised = error
-        hand_over_warnings()
         worker.running.pop()
         with self._room:
             self._waiting -= 1

@@ -12,14 +12,11 @@ import re
 import sys
 import threading
 import warnings
-from contextlib import suppress
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
 from torch_ltc.lowering.interface import Computation
-from torch_ltc.lowering.native_calls import take_warnings
-from torch_ltc.native.library import extension
 from torch_ltc.program.instruction import Call
 from torch_ltc.source import Source
 
@@ -112,23 +109,10 @@ _FILTERS: list[Any] = [
 def keep_warnings(keep: bool = True) -> None:
     """Keep warnings of this thread from now on, or no longer. Called before each item of work: leaving a block of
     `warnings.catch_warnings` takes the filters away."""
-    if extension is not None:
-        if not keep:
-            hand_over_warnings()
-        extension.keep_warnings(keep)
     _thread.keeps = keep
     filters: Any = warnings.filters
     if not filters or filters[0] is not _FILTERS[0]:
         filters[:0] = _FILTERS
-
-
-def hand_over_warnings() -> None:
-    """Give Python what kernels have warned of that nobody else handed over, on a thread that keeps warnings. Called
-    after each item of work."""
-    for text, deprecated in take_warnings() or ():
-        # The filters may have been changed meanwhile, so that warnings are errors.
-        with suppress(Warning):
-            warnings.warn(text, DeprecationWarning if deprecated else UserWarning, stacklevel=1)
 
 
 def _module_of(file: str) -> str:

@@ -7,7 +7,7 @@ does not take is left to the caller, and so is one that fails.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from torch_ltc.lowering.kernel_call import fill
 from torch_ltc.native.library import extension
 from torch_ltc.program.instruction import Call, DeviceGenerator, PhysicalDevice, Program, Scalar, Size, Value
 
-__all__ = ["NativeCalls", "native_calls", "take_warnings", "warn_of"]
+__all__ = ["NativeCalls", "native_calls"]
 
 # Kinds of operands, as native/interpreter.cpp has them.
 _CONSTANT, _DEFAULT, _TENSOR, _TENSORS, _VARYING = range(5)
@@ -28,16 +28,6 @@ _SINGLE = -1
 _NAMESPACES = frozenset({"aten", "prims"})
 # Each time that a call is left to Python, all values go there and back.
 _MOST_FOREIGN = 4
-
-
-def _take_none() -> None:
-    """Without the extension, PyTorch prints them."""
-
-
-# The warnings of kernels that this thread has kept, as text and whether of deprecation; or None.
-take_warnings: Callable[[], list[tuple[str, bool]] | None] = (
-    _take_none if extension is None else extension.take_warnings
-)
 
 
 class NativeCalls:
@@ -54,8 +44,8 @@ class NativeCalls:
         and its error if it has failed. `values` then has the outputs, or all that is alive where a call is left."""
         given = [fill(operand, _no_value, arguments) for operand in self._varying]
         index, error, told = self._prepared.run(values, given, begin)
-        for number, (text, deprecated) in told:
-            _warn(self._calls[number], text, deprecated)
+        for number, text, deprecated in told:
+            _warn(self._calls[number], text, DeprecationWarning if deprecated else UserWarning)
         return index, error
 
 
@@ -127,12 +117,6 @@ def _no_value(number: int) -> Any:
     raise AssertionError(f"an operand that varies has value {number}")
 
 
-def warn_of(call: Call, told: list[tuple[str, bool]]) -> None:
-    """Warn as the call would have."""
-    for text, deprecated in told:
-        _warn(call, text, deprecated)
-
-
-def _warn(call: Call, text: str, deprecated: bool) -> None:
-    # Whoever keeps warnings finds the call in this frame.
-    warnings.warn(text, DeprecationWarning if deprecated else UserWarning, stacklevel=1)
+def _warn(call: Call, text: str, category: type[Warning]) -> None:
+    """Warn as the call would have. Whoever keeps warnings finds it in this frame."""
+    warnings.warn(text, category, stacklevel=1)

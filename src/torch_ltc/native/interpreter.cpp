@@ -8,9 +8,10 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <variant>
+
 #include "conversion.h"
 #include "native.h"
-#include "warnings.h"
 
 namespace torch_ltc {
 namespace {
@@ -48,6 +49,16 @@ class KeptWarnings final : public c10::WarningHandler {
   size_t call = 0;
   std::vector<std::pair<size_t, c10::Warning>> kept;
 };
+
+// The text that PyTorch gives the warning in Python.
+std::string text_of(const c10::Warning& warning) {
+  const std::string text = torch::processErrorMsg(warning.msg());
+  const c10::SourceLocation& place = warning.source_location();
+  if (warning.verbatim() || place.file == nullptr) {
+    return text;
+  }
+  return text + " (Triggered internally at " + place.file + ":" + std::to_string(place.line) + ".)";
+}
 
 py::object as_python(const std::exception_ptr& error) {
   torch::translate_exception_to_python(error);
@@ -107,7 +118,7 @@ class NativeCalls {
   }
 
   // Runs the calls from `begin` on, with `values` by number and the values of what varies. The number of calls that have
-  // run until now; the error of the next one, or None; warnings as call, and text and whether they are of deprecation.
+  // run until now; the error of the next one, or None; warnings as call, text, and whether they are of deprecation.
   // `values` then has the outputs, or, when a call is left, all that is alive.
   py::tuple run(const py::list& values, const py::list& varying, size_t begin) const {
     std::vector<at::Tensor> tensors(values.size());
@@ -147,11 +158,12 @@ class NativeCalls {
     }
     const bool done = at == calls_.size();
     put(values, tensors, done);
-    py::list warned;
+    py::list told;
     for (const auto& [call, warning] : warnings.kept) {
-      warned.append(py::make_tuple(call, told(warning)));
+      const bool deprecated = std::holds_alternative<c10::Warning::DeprecationWarning>(warning.type());
+      told.append(py::make_tuple(call, text_of(warning), deprecated));
     }
-    return py::make_tuple(at, error ? as_python(error) : py::none(), warned);
+    return py::make_tuple(at, error ? as_python(error) : py::none(), told);
   }
 
  private:

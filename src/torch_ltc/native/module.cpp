@@ -21,7 +21,6 @@ void bind_recorder(py::module_& module);
 void bind_replay(py::module_& module);
 void bind_steady(py::module_& module);
 void bind_tensors(py::module_& module);
-void bind_warnings(py::module_& module);
 
 }  // namespace torch_ltc
 
@@ -43,5 +42,4 @@ PYBIND11_MODULE(_native, module) {
   torch_ltc::bind_hooks(module);
   torch_ltc::bind_steady(module);
   torch_ltc::bind_tensors(module);
-  torch_ltc::bind_warnings(module);
 }

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 from torch_ltc.config import settings
-from torch_ltc.native.library import extension
 from torch_ltc.program.instruction import flatten_returns
 from torch_ltc.program.spec import Spec
 from torch_ltc.pytorch.private import FakeTensorMode, OpOverload
@@ -105,9 +104,7 @@ def infer(
     known = _memo.get(signature)
     if known is not None:
         return known
-    call = ShapeCall(op, args, kwargs, specs, groups)
-    # The call will warn when it runs.
-    inferred = _infer(call) if extension is None else extension.silently(_infer, call)
+    inferred = _infer(ShapeCall(op, args, kwargs, specs, groups))
     if len(_memo) >= _MEMO_BOUND:
         _memo.clear()
     _memo[signature] = inferred

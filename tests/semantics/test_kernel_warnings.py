@@ -21,14 +21,6 @@ VALUES = torch.tensor([1 + 2j, 3 + 1j])
 EXPECTED = [2.0, 4.0]
 
 
-def reaches_python() -> bool:
-    """True when PyTorch hands warnings of operators that Python calls to Python; before 2.15 it prints them."""
-    with warnings.catch_warnings(record=True) as shown:
-        warnings.simplefilter("always")
-        torch.ops.aten._to_copy.default(VALUES, dtype=torch.float32)
-    return bool(shown)
-
-
 @pytest.fixture(autouse=True)
 def repeated() -> Iterator[None]:
     """Warnings that PyTorch shows once a process are shown each time."""
@@ -54,8 +46,6 @@ def run_compiled() -> torch.Tensor:
 
 
 def run_interpreted() -> torch.Tensor:
-    if not reaches_python():
-        pytest.skip("this PyTorch prints warnings of operators that Python calls")
     return cast("ltc")
 
 
@@ -164,3 +154,28 @@ def test_a_listener_that_reads_on_the_worker_leaves_the_warning_to_the_users_thr
     assert seen[1:] == [[1.0] * 3]
     with pytest.warns(UserWarning, match="of the worker"):
         y.tolist()
+
+
+def test_a_call_that_is_refused_does_not_warn_before() -> None:
+    larger = torch.ones(2, 3, 4)
+    for device in ("cpu", "ltc"):
+        target, other = torch.ones(3, 4, device=device), larger.to(device)
+        with warnings.catch_warnings(record=True) as shown:
+            warnings.simplefilter("always")
+            with pytest.raises(RuntimeError, match="doesn't match the broadcast shape"):
+                torch.mul(target, other, out=target)
+        assert not shown
+
+
+@pytest.mark.parametrize("backend", ["interpreter", "torchscript"])
+def test_a_kernel_warns_as_often_as_in_eager(backend: str) -> None:
+    def seen(device: str) -> list[tuple[type[Warning], int]]:
+        with warnings.catch_warnings(record=True) as shown:
+            warnings.simplefilter("always")
+            for _ in range(4):
+                torch.ones(1, device=device).std().item()
+                torch.add(torch.ones(2, device=device), 1, out=torch.empty(3, device=device)).tolist()
+        return [(one.category, one.lineno) for one in shown]
+
+    with torch_ltc.use_backend(backend):
+        assert seen("ltc") == seen("cpu")

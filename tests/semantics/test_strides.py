@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 import torch_ltc
 from tests.semantics.support import assert_like_eager, assert_same, lazy, observe
+from torch_ltc.config import settings
 
 pytestmark = pytest.mark.usefixtures("no_fallback")
 
@@ -285,10 +286,45 @@ def test_resizing_an_out_target_with_elements_warns_at_every_call() -> None:
         torch.eye(3, out=torch.ones(2, device="ltc"))
 
 
+@pytest.mark.filterwarnings("ignore:torch.range is deprecated")
+@pytest.mark.parametrize(
+    "factory",
+    [torch.arange, lambda n, out: torch.range(1, n, out=out), lambda n, out: torch.linspace(0, 1, n, out=out)],
+    ids=["arange", "range", "linspace"],
+)
+def test_a_factory_warns_of_a_target_that_it_resizes_as_eager_does(factory: Callable[..., Tensor]) -> None:
+    texts = []
+    for device in ("cpu", "ltc"):
+        with warnings.catch_warnings(record=True) as shown:
+            warnings.simplefilter("always")
+            factory(3, out=torch.ones(2, 4, device=device))
+            factory(3, out=torch.ones(0, device=device))
+        texts += [[str(one.message).split(" (Triggered")[0] for one in shown if one.filename == __file__]]
+    assert sorted(texts[0]) == sorted(texts[1])
+
+
 def test_out_target_aliasing_a_view_is_written_through() -> None:
     base = torch.zeros(2, 4, device="ltc")
     torch.add(torch.ones(4, device="ltc"), 2, out=base[1])
     assert base.tolist() == [[0.0] * 4, [3.0] * 4]
+
+
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+@pytest.mark.parametrize("bound", [1, 2, 3, 4])
+def test_a_resize_where_the_program_is_cut_leaves_other_tensors_as_they_are(bound: int) -> None:
+    def compute(device: str) -> list[Tensor]:
+        a = torch.arange(4.0, device=device)
+        b = a * 2
+        torch.zeros(2, 3, out=b.t())
+        c = b.detach()
+        c.resize_(3, 3)[0].fill_(5)
+        d = a.view(2, 2).view(-1)
+        torch.full((2,), 7, out=d.t())
+        return [a, b, c[:1], d.view_as(d)]
+
+    with settings.scope(pending_bound=bound):
+        for _ in range(3):
+            assert_like_eager(compute)
 
 
 def test_set_makes_a_tensor_look_at_another_ones_memory() -> None:

@@ -29,6 +29,7 @@ from torch_ltc.program.instruction import (
 )
 from torch_ltc.program.spec import spec_of
 from torch_ltc.program.text import program_text
+from torch_ltc.pytorch.kernel_calls import call_kernel
 from torch_ltc.source import Source
 
 
@@ -196,9 +197,9 @@ def run_recorded_call(call: Call, values: list[Any], arguments: Arguments) -> No
             name: operand if operand.__class__ in _CONSTANT else fill(operand, values.__getitem__, arguments)
             for name, operand in call.kwargs.items()
         }
-        out = call.op(*args, **named)
+        out = call_kernel(call.op, args, named)
     else:
-        out = call.op(*args)
+        out = call_kernel(call.op, args)
     layout = call.layout
     numbers = call.numbers
     if len(numbers) == 1 and call.returns[0].__class__ is Return and numbers[0] >= 0:

@@ -25,6 +25,7 @@ from torch_ltc.execute.no_sync import sync_guard
 from torch_ltc.execute.random_state import device_random
 from torch_ltc.execute.sync import cut, physical
 from torch_ltc.program.spec import spec_of
+from torch_ltc.pytorch.kernel_calls import call_kernel
 from torch_ltc.pytorch.private import VIEW_TRACKING, pytree, without_keys
 from torch_ltc.record.buffer import buffer_of, physical_device
 from torch_ltc.record.call_site import current_source
@@ -109,7 +110,7 @@ def _run(operator: Operator, values: tuple[Any, ...]) -> Any:
                 tensor.requires_grad_()
         # Kernels for sparse tensors count on it that nobody tracks views, as below autograd in eager.
         with without_keys(VIEW_TRACKING) if built else nullcontext():
-            return operator.op(*filled[:split], **kwargs), real, built
+            return call_kernel(operator.op, filled[:split], kwargs), real, built
 
     try:
         with recorder.lock:

@@ -67,10 +67,15 @@ def resize_to(tensor: torch.Tensor, spec: Spec) -> None:
             become(tensor, alias(tensor, spec.size, spec.stride, spec.offset))
             return
         buffer.grown_bytes = max(buffer.grown_bytes, spec.extent() * spec.dtype.itemsize)
-        before = recorder.operand(tensor)
-        aliased = record(_ALIAS, (tensor,))
-        # The resize is recorded on an alias of its own: other tensors keep the old shape.
-        record(_RESIZE, (aliased, spec.size, None))
+        # The resize is recorded on an alias of its own: other tensors keep the old shape. In a program of its own it
+        # would be what the buffer itself is seen as.
+        recorder.undivided = True
+        try:
+            before = recorder.operand(tensor)
+            aliased = record(_ALIAS, (tensor,))
+            record(_RESIZE, (aliased, spec.size, None))
+        finally:
+            recorder.undivided = False
         number = recorder.base + recorder.operand(aliased)
         # What looks as this tensor did stays the value that it was.
         recorder.remember_view(buffer, spec_of(tensor), recorder.base + before)
@@ -173,11 +178,28 @@ _RESIZED = (
     "t.resize_(0)."
 )
 
+_RESIZED_RANGE = (
+    "The number of elements in the out tensor of shape {} is {} which does not match the computed number of elements "
+    "{}. Note that this may occur as a result of rounding error. The out tensor will be resized to a tensor of shape "
+    "({},)."
+)
+_RANGE = "aten::arange"
+
+
+def _warn_resized(operator: Operator, target: torch.Tensor, spec: Spec) -> None:
+    """Warn as eager does of a target with elements that gets another size; most factories resize without a word."""
+    have = list(target.shape)
+    if operator.op._schema.name == _RANGE:
+        text = _RESIZED_RANGE.format(have, target.numel(), spec.size[0], spec.size[0])
+    elif any(a.kind in (Kind.TENSOR, Kind.TENSORS) and not a.written for a in operator.arguments):
+        text = _RESIZED.format(have, list(spec.size))
+    else:
+        return
+    warnings.warn(text, stacklevel=3)
+
 
 def out_kernel(operator: Operator) -> Kernel:
     """Kernel of an `out=` overload: targets of another size are resized first, then the call is recorded."""
-    # Factories resize without a word.
-    takes_tensors = any(a.kind in (Kind.TENSOR, Kind.TENSORS) and not a.written for a in operator.arguments)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         values = operator.values(args, kwargs)
@@ -188,8 +210,8 @@ def out_kernel(operator: Operator) -> Kernel:
         tensors = operand_tensors(operator, values)
         for place, spec in resized:
             _refuse_as_eager(operator, values, tensors[place], spec)
-            if takes_tensors and tensors[place].numel():
-                warnings.warn(_RESIZED.format(list(tensors[place].shape), list(spec.size)), stacklevel=2)
+            if tensors[place].numel():
+                _warn_resized(operator, tensors[place], spec)
             resize_to(tensors[place], spec)
         return record(operator, values)
 

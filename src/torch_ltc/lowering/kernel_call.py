@@ -13,6 +13,7 @@ from torch_ltc.lowering.out_of_memory import make_room
 from torch_ltc.program.instruction import Call, DeviceGenerator, PhysicalDevice, Scalar, Size, Value
 from torch_ltc.program.spec import Spec
 from torch_ltc.program.specialization import evaluated
+from torch_ltc.pytorch.kernel_calls import call_kernel
 from torch_ltc.pytorch.private import conj_view, neg_view
 
 Lookup = Callable[[int], Any]
@@ -79,12 +80,12 @@ def run_call(call: Call, value_of: Lookup, arguments: Arguments) -> dict[int, An
 def run_filled(call: Call, args: list[Any], kwargs: dict[str, Any]) -> dict[int, Any]:
     """Run the call on these arguments; its results by value number."""
     try:
-        made = call.op(*args, **kwargs)
+        made = call_kernel(call.op, args, kwargs)
     except Exception as error:
         # A call that writes may have written already.
         if call.mutated or not make_room(error):
             raise
-        made = call.op(*args, **kwargs)
+        made = call_kernel(call.op, args, kwargs)
     results = flatten_results(made, call)
     copied = call.layout.copied or ()
     return {

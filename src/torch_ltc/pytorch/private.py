@@ -70,6 +70,8 @@ dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 function_transforms: Callable[[], bool] = torch._C._are_functorch_transforms_active
 # A context in which no function mode sees a call.
 no_torch_function: Callable[[], Any] = torch._C.DisableTorchFunction
+# Calls a function for C++, which hands what is warned of meanwhile to Python when it returns.
+forward_call: Callable[..., Any] = torch._C._disabled_torch_function_impl
 below_autograd: Callable[[], Any] = torch._C._AutoDispatchBelowAutograd
 # A context without certain keys.
 without_keys: Callable[[Any], Any] = torch._C._ExcludeDispatchKeyGuard

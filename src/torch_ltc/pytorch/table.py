@@ -99,6 +99,8 @@ table.add(
     Interface("torch._C._are_functorch_transforms_active", "knows that `torch.func` transforms run",
               "`torch.func` through `group_norm`", _BINDING, check=lambda active: active() is False),
     Interface("torch._C.DisableTorchFunction", "makes calls that no function mode sees", "`ltc run`", _STABLE),
+    Interface("torch._C._disabled_torch_function_impl", "hands warnings of kernels to Python before torch 2.15",
+              "warnings of kernels", _STABLE),
     Interface("torch._C._AutoDispatchBelowAutograd", "runs programs without autograd", "running programs", _STABLE),
     Interface("torch._C._jit_get_all_schemas", "lists all overloads", "kernels for the device", _BINDING),
     Interface("torch._C._dispatch_get_registrations_for_dispatch_key", "lists the operators of a layout",

@@ -155,6 +155,7 @@ class Recorder(_State):
         "path_values",
         "templates",
         "awaited",
+        "undivided",
         "forward",
         "torch_state",
     )
@@ -175,6 +176,8 @@ class Recorder(_State):
         self.forward = ForwardLines()
         self.node = self.tree.root
         self.bound = settings.pending_bound
+        # True while calls are recorded that must be in one program, which they may make longer than the bound.
+        self.undivided = False
         self.reset()
 
     def reset(self) -> None:
@@ -445,7 +448,7 @@ class Recorder(_State):
 
         Whoever calls this clears `numbers` when anything raises before the call is taken.
         """
-        if self.node.depth >= self.bound:
+        if self.node.depth >= self.bound and not self.undivided:
             self.numbers.clear()
             pending_full()
             key = self.key_of(operator, values)

@@ -16,6 +16,7 @@ import torch
 from torch_ltc.program.composite_gradients import FORMULAS
 from torch_ltc.program.instruction import Return, ReturnKind, Returns
 from torch_ltc.program.spec import Spec, spec_of
+from torch_ltc.pytorch.kernel_calls import call_kernel
 from torch_ltc.pytorch.private import OpOverload, conj_view, neg_view
 
 # Operators that return views of their first operand without saying so in their schema.
@@ -117,7 +118,7 @@ def run_on(device: str, call: ShapeCall, fill: Fill = Fill.ZEROS) -> Inferred:
                 kwargs["generator"] = generator
     # Grad mode on, as in the executor: some kernels return more when it is.
     with torch.enable_grad(), _unnoticed(call.op):
-        out = FORMULAS.get(call.op, call.op)(*args, **kwargs)
+        out = call_kernel(FORMULAS.get(call.op, call.op), args, kwargs)
     if device == "meta":
         out = _without_masked(call, out)
     resized = tuple((i, spec_of(t)) for i, t in enumerate(operands) if spec_of(t) is not call.specs[i])

@@ -44,7 +44,7 @@ STAND_INS: dict[str, dict[str, Make]] = {
     "common_nn": {"new_module_tests": lambda _: []},
     "torch.nn.attention.flex_attention": {"create_nested_block_mask": lambda _: None},
 }
-"""By module, one of PyTorch's test utilities where it has no dot, and name, a function that makes the stand-in from the module."""
+"""By module (without a dot, one of PyTorch's test utilities) and name, a function that makes the stand-in."""
 
 
 def _install_hypothesis() -> None:

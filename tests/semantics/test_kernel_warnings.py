@@ -85,6 +85,32 @@ def test_the_line_is_that_of_the_call() -> None:
     assert [one.lineno for one in shown] == [cast.__code__.co_firstlineno + 1]
 
 
+def test_a_warning_of_a_call_that_runs_eagerly_reaches_python(capfd: pytest.CaptureFixture[str]) -> None:
+    images = torch.randn(5, 7, device="ltc")
+    mask = torch.tensor([1, 0, 1, 1, 0], dtype=torch.uint8, device="ltc")
+    with settings.scope(fallback="allow"):
+        for _ in range(3):
+            capfd.readouterr()
+            with warnings.catch_warnings(record=True) as shown:
+                warnings.simplefilter("always")
+                assert images[mask].shape == (3, 7)
+            assert ["torch.uint8 is now deprecated" in str(one.message) for one in shown] == [True]
+            assert {one.filename for one in shown} == {__file__}
+            assert "Warning" not in capfd.readouterr().err
+
+
+def test_the_inference_of_shapes_warns_of_nothing() -> None:
+    def count(device: str) -> int:
+        with warnings.catch_warnings(record=True) as shown:
+            warnings.simplefilter("always")
+            # Sizes that no other test has.
+            x = torch.ones(3, 2, 5, dtype=torch.complex64, device=device)
+            x.to(torch.float32).sum().item()
+        return len(shown)
+
+    assert [count("ltc"), count("ltc")] == [count("cpu")] * 2 == [1, 1]
+
+
 def test_a_line_warns_once_where_eager_warns_once() -> None:
     def count(device: str) -> int:
         with warnings.catch_warnings(record=True) as shown:

@@ -2,11 +2,12 @@
 
     python scripts/mutation.py --sample 40 --jobs 2 --seconds 1200
 
-Cosmic Ray makes the changes (`pip install -r requirements/mutation.txt`, into an environment of its own if need be:
-`--tool` names its program). Of each place in the code one change is drawn; annotations, which never run, and what only
-words a message are left out. Each job works on a copy of the project of its own, under `build/mutation`. What was tried
-is kept there: the next run goes on with other changes. The score of each module and the changes that no test noticed
-are printed, and written to `build/mutation/report.md`.
+Cosmic Ray makes the changes of Python (`pip install -r requirements/mutation.txt`, into an environment of its own if
+need be: `--tool` names its program); those of C++ are made here, and the extension is compiled for each. Of each place
+in the code one change is drawn; annotations, which never run, and what only words a message are left out. Each job
+works on a copy of the project of its own, under `build/mutation`. What was tried is kept there: the next run goes on
+with other changes. The score of each module and the changes that no test noticed are printed, and written to
+`build/mutation/report.md`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import ast
 import json
 import os
 import random
+import re
 import shutil
 import sqlite3
 import subprocess
@@ -33,6 +35,12 @@ LIMIT_S = 600.0
 _RECORDING = (
     "tests/unit/test_recorder.py tests/unit/test_invariants.py tests/semantics/test_aliasing.py "
     "tests/semantics/test_strides.py tests/semantics/test_resize_and_views.py tests/semantics/test_programs.py"
+)
+_NATIVE = (
+    "tests/semantics/test_native_hits.py tests/semantics/test_native_composites.py tests/semantics/test_native.py "
+    + _RECORDING
+    + " tests/semantics/test_random.py tests/semantics/test_gradients.py tests/semantics/test_threads.py "
+    "tests/models/test_training.py"
 )
 # The core, and the tests that know each part; with the extension in C++ (1) or without it (0).
 CORE = {
@@ -61,7 +69,37 @@ CORE = {
         "tests/unit/test_cuda_graphs.py tests/semantics/test_capture.py",
     ),
     "execute/capture.py": (1, "tests/unit/test_cuda_graphs.py tests/semantics/test_capture.py"),
+    **dict.fromkeys(("native/recorder.cpp", "native/compare.cpp", "native/buffer.cpp"), (1, _NATIVE)),
+    **dict.fromkeys(("native/recorder_bindings.cpp", "native/node_bindings.cpp"), (1, _NATIVE)),
+    **dict.fromkeys(("native/kernel.cpp", "native/typed_kernel.cpp", "native/composites.cpp"), (1, _NATIVE)),
+    **dict.fromkeys(("native/attention.cpp", "native/empties.cpp"), (1, _NATIVE)),
+    "native/holdings.cpp": (1, "tests/unit/test_memory.py " + _NATIVE),
+    "native/eager.cpp": (1, "tests/semantics/test_eager_region.py " + _NATIVE),
+    "native/interpreter.cpp": (1, "tests/semantics/test_native_calls.py tests/unit/test_interpreter.py " + _NATIVE),
+    "native/replay.cpp": (1, "tests/semantics/test_jit.py tests/semantics/test_steady.py " + _NATIVE),
+    "native/steady.cpp": (1, "tests/semantics/test_steady.py tests/semantics/test_jit.py " + _NATIVE),
 }
+# In C++: a word or sign, and what it becomes.
+_SWAPS = {
+    "==": "!=",
+    "!=": "==",
+    "&&": "||",
+    "||": "&&",
+    "true": "false",
+    "false": "true",
+    " < ": " <= ",
+    " <= ": " < ",
+    " > ": " >= ",
+    " >= ": " > ",
+    " + ": " - ",
+    " - ": " + ",
+    "++": "--",
+    "+=": "-=",
+    "return false;": "return true;",
+}
+_SWAPPED = re.compile("|".join(re.escape(each) for each in sorted(_SWAPS, key=len, reverse=True)))
+# Texts and comments, and what the preprocessor reads.
+_IDLE_CPP = re.compile(r'"(?:[^"\\\n]|\\.)*"|//.*|^\s*#.*|TORCH_CHECK.*', re.MULTILINE)
 
 
 def idle_lines(source: str) -> set[int]:
@@ -105,6 +143,8 @@ class Job:
         """ "killed", "survived" or "timeout", and what was printed last."""
         env = {**os.environ, "PYTHONPATH": str(self.folder / "src"), "OMP_NUM_THREADS": "1",
                "PYTHONDONTWRITEBYTECODE": "1", "LTC_NATIVE": str(CORE[module][0])}  # fmt: skip
+        if module.endswith(".cpp") and not self.build(env):
+            return "refused"
         try:
             done = subprocess.run(
                 self.command(module), cwd=self.folder, env=env, timeout=limit_s, capture_output=True, text=True
@@ -113,8 +153,20 @@ class Job:
             return "timeout"
         return "survived" if done.returncode == 0 else "killed"
 
+    def build(self, env: dict[str, str]) -> bool:
+        """Compile the extension; False where the compiler refuses it."""
+        env["XDG_CACHE_HOME"] = str(self.folder / "cache")
+        shutil.rmtree(self.folder / "cache", ignore_errors=True)
+        command = [sys.executable, "-m", "torch_ltc", "build"]
+        made = subprocess.run(
+            command, cwd=self.folder, env={**env, "LTC_NATIVE": "0"}, capture_output=True, timeout=LIMIT_S
+        )
+        return made.returncode == 0
+
     def mutants(self, module: str) -> list[dict[str, object]]:
-        """All changes that Cosmic Ray knows for a module."""
+        """All changes that are known for a module."""
+        if module.endswith(".cpp"):
+            return cpp_mutants((self.folder / "src" / "torch_ltc" / module).read_text())
         path = f"src/torch_ltc/{module}"
         config = self.folder / "mutation.toml"
         config.write_text(
@@ -133,6 +185,12 @@ class Job:
         path = self.folder / "src" / "torch_ltc" / module
         before = path.read_text()
         try:
+            if module.endswith(".cpp"):
+                begin = int(str(mutant["occurrence"]))
+                old, new = str(mutant["old"]), str(mutant["new"])
+                after = before[:begin] + new + before[begin + len(old) :]
+                path.write_text(after)
+                return self.run_tests(module, LIMIT_S), changed_lines(before, after)
             subprocess.run(
                 [self.tool, "apply", str(path.relative_to(self.folder)), str(mutant["operator_name"]),
                  str(mutant["occurrence"])], cwd=self.folder, check=True, capture_output=True,
@@ -141,6 +199,22 @@ class Job:
             return self.run_tests(module, LIMIT_S), changed_lines(before, after)
         finally:
             path.write_text(before)
+
+
+def cpp_mutants(source: str) -> list[dict[str, object]]:
+    """All changes of a file in C++, in the form of Cosmic Ray's."""
+    code = _IDLE_CPP.sub(lambda match: " " * len(match[0]), source)
+    return [
+        {
+            "operator_name": f"{match[0].strip()} {_SWAPS[match[0]].strip()}",
+            "occurrence": match.start(),
+            "old": match[0],
+            "new": _SWAPS[match[0]],
+            "start_pos_row": source.count("\n", 0, match.start()) + 1,
+            "start_pos_col": match.start(),
+        }
+        for match in _SWAPPED.finditer(code)
+    ]
 
 
 def changed_lines(before: str, after: str) -> str:
@@ -153,7 +227,8 @@ def changed_lines(before: str, after: str) -> str:
 
 def drawn(module: str, mutants: list[dict[str, object]], seed: int) -> list[dict[str, object]]:
     """One change for each place, in an order of chance that is the same each time."""
-    lines = idle_lines((ROOT / "src" / "torch_ltc" / module).read_text())
+    source = (ROOT / "src" / "torch_ltc" / module).read_text()
+    lines = set() if module.endswith(".cpp") else idle_lines(source)
     places: dict[tuple[object, object], list[dict[str, object]]] = defaultdict(list)
     for mutant in mutants:
         if mutant["start_pos_row"] not in lines and "BitOr_" not in str(mutant["operator_name"]):
@@ -218,7 +293,7 @@ def report_text(rows: list[list[str]]) -> str:
     """Scores by module, and survivors."""
     lines = ["| module | changes tried | noticed | score |", "|---|---|---|---|"]
     for module in [*CORE, "all"]:
-        outcomes = [outcome for one, outcome, _ in rows if module in (one, "all")]
+        outcomes = [outcome for one, outcome, _ in rows if module in (one, "all") and outcome != "refused"]
         if outcomes:
             noticed = sum(outcome != "survived" for outcome in outcomes)
             lines.append(f"| `{module}` | {len(outcomes)} | {noticed} | {100 * noticed / len(outcomes):.0f} % |")

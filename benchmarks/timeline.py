@@ -2,6 +2,7 @@
 profiler saw, on the CPU (`--small`) with the runs of programs.
 
     python -m benchmarks.timeline [--systems eager,ltc,ltc-jit] [--workload large-sgd] [--steps 30] [--small]
+    python -m benchmarks.timeline --asynchronous     the loss is logged with `async_item`: nobody waits for it
 
 A line says how long a step takes, which part of the time the device is busy, how many gaps longer than 200 us a step
 has, and the longest.
@@ -21,7 +22,7 @@ import torch
 
 from benchmarks.children import CUDA_VARIABLE
 from benchmarks.gpu_workloads import GPU_WORKLOADS, SMALL_WORKLOADS
-from benchmarks.systems import SYSTEMS, open_system
+from benchmarks.systems import SYSTEMS, System, open_system
 from benchmarks.table import columns
 from benchmarks.worker import Worker
 
@@ -46,13 +47,27 @@ def program_intervals() -> list[tuple[float, float]]:
     return [(span.begin_s, span.begin_s + span.duration_s) for span in spans if span.kind == "run"]
 
 
-def measure(system: str, workload: str, steps: int, physical: str) -> dict[str, Any]:
+def log_later(system: System) -> None:
+    """From here on a read is asked for and not waited for; eager keeps the tensor, which is what it has."""
+    logged: list[object] = []
+    if system.device != "ltc":
+        system.read = lambda tensor: logged.append(tensor.detach()) or 0.0  # type: ignore[method-assign, func-returns-value]
+        return
+    from torch_ltc import async_item  # noqa: PLC0415  eager runs in processes without it
+
+    system.read = lambda tensor: logged.append(async_item(tensor)) or 0.0  # type: ignore[method-assign, func-returns-value]
+
+
+def measure(system: str, workload: str, steps: int, physical: str, asynchronous: bool) -> dict[str, Any]:
     """The intervals of some steady steps of one system, and how long a step took."""
     table = SMALL_WORKLOADS if physical == "cpu" else GPU_WORKLOADS
     worker = Worker(open_system(system, physical), table[workload], physical)
     worker.build()
     worker.first(READ_EVERY, WARM_LIMIT_S)
     worker.settle(WARM_LIMIT_S)
+    if asynchronous:
+        log_later(worker.system)
+        worker.run(READ_EVERY, READ_EVERY)
     if physical == "cuda":
         torch.cuda.synchronize()
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
@@ -93,6 +108,7 @@ def run(system: str, options: argparse.Namespace) -> dict[str, Any]:
     """The figures of one system, from a process of its own; a process that fails gives its last words."""
     command = [sys.executable, "-W", "ignore", "-m", "benchmarks.timeline", "--child", system]
     command += ["--workload", options.workload, "--steps", str(options.steps), *(["--small"] if options.small else [])]
+    command += ["--asynchronous"] if options.asynchronous else []
     environment = {name: value for name, value in os.environ.items() if name != CUDA_VARIABLE}
     environment |= {"OMP_NUM_THREADS": "1", **({} if options.small else {CUDA_VARIABLE: "1"})}
     try:
@@ -112,11 +128,13 @@ def main() -> None:
     parser.add_argument("--workload", default="")
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--small", action="store_true", help="toy sizes on CPU, to try the command")
+    parser.add_argument("--asynchronous", action="store_true", help="log the loss with async_item instead of reading it")
     parser.add_argument("--child", choices=SYSTEMS, help=argparse.SUPPRESS)
     options = parser.parse_args()
     options.workload = options.workload or ("small-sgd" if options.small else "large-sgd")
     if options.child:
-        print(json.dumps(measure(options.child, options.workload, options.steps, "cpu" if options.small else "cuda")))
+        physical = "cpu" if options.small else "cuda"
+        print(json.dumps(measure(options.child, options.workload, options.steps, physical, options.asynchronous)))
         return
     rows = [["system", "ms a step", "busy", "gaps > 200 us a step", "us in them a step", "longest us"]]
     for system in options.systems.split(","):

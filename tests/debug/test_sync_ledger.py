@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 
 import pytest
 import torch
@@ -16,7 +17,12 @@ from torch_ltc.debug.entry_points import ledger_text
 from torch_ltc.debug.history import history
 from torch_ltc.debug.recording import Memory, Recording, SyncRow
 from torch_ltc.errors import ExecutionError, LtcError, SyncForbiddenError
+from torch_ltc.execute.device_loss import device_loss
 from torch_ltc.source import Source
+
+
+# The package gives the function the module's name.
+async_item_module = sys.modules["torch_ltc.execute.async_item"]
 
 
 def rows() -> dict[tuple[str, str, int], SyncRow]:
@@ -240,6 +246,52 @@ def test_an_async_item_raises_what_its_program_raised() -> None:
     with pytest.raises(ExecutionError, match="embedding"):
         item.result()
     torch_ltc.sync(wait=True)
+
+
+class LateEvent:
+    """An event of a device beside the host, which comes when somebody waits for it."""
+
+    def __init__(self) -> None:
+        self.came = False
+
+    def record(self) -> None:
+        """Nothing is launched."""
+
+    def query(self) -> bool:
+        return self.came
+
+    def synchronize(self) -> None:
+        self.came = True
+
+
+def test_the_worker_of_a_device_beside_the_host_does_not_wait_for_the_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(async_item_module, "_BESIDE_THE_HOST", frozenset({"cpu"}))
+    monkeypatch.setattr(torch.cuda, "Event", LateEvent)
+    x = torch.full((1,), 2.0).to("ltc")
+    item = torch_ltc.async_item(x)
+    x.add_(1)
+    # What is queued behind it runs.
+    torch_ltc.sync(wait=True)
+    assert x.item() == 3
+    assert not item.done()
+    assert repr(item) == "AsyncItem(pending)"
+    assert item.result() == 2
+    assert item.done()
+    assert repr(item) == "AsyncItem(2.0)"
+
+
+def test_a_device_that_is_lost_before_the_number_has_landed_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(event: LateEvent) -> None:
+        raise RuntimeError("an illegal memory access was encountered")
+
+    monkeypatch.setattr(async_item_module, "_BESIDE_THE_HOST", frozenset({"cpu"}))
+    monkeypatch.setattr(torch.cuda, "Event", LateEvent)
+    monkeypatch.setattr(LateEvent, "synchronize", fail)
+    monkeypatch.setattr(device_loss, "told", lambda error: LtcError(f"told: {error}"))
+    item = torch_ltc.async_item(torch.ones(1).to("ltc"))
+    torch_ltc.sync(wait=True)
+    with pytest.raises(LtcError, match="told: an illegal memory access"):
+        item.result()
 
 
 def test_bad_tensors_are_refused() -> None:

@@ -9,6 +9,7 @@ import torch
 from torch_ltc.deferred import deferred
 from torch_ltc.errors import LtcError
 from torch_ltc.events import SyncReason
+from torch_ltc.execute.device_loss import device_loss
 from torch_ltc.execute.executor import Uses, executor
 from torch_ltc.execute.no_sync import sync_guard
 from torch_ltc.execute.sync import cut, physical, touched
@@ -20,6 +21,32 @@ from torch_ltc.record.recorder import recorder
 __all__ = ["AsyncItem", "async_item"]
 
 Number = bool | int | float | complex
+# Devices that compute beside the host: a worker that waited there for a number could not launch the next program.
+_BESIDE_THE_HOST = frozenset({"cuda"})
+
+
+class _Landing:
+    """A number on its way from the device: a copy in pinned memory, and the event that follows it."""
+
+    def __init__(self, real: torch.Tensor) -> None:
+        self._copy = real.to("cpu", non_blocking=True, copy=True)
+        self._event = torch.cuda.Event()
+        self._event.record()
+
+    def done(self) -> bool:
+        """True when it is there."""
+        return self._event.query()
+
+    def number(self) -> Number:
+        """Wait for it."""
+        try:
+            self._event.synchronize()
+        except RuntimeError as error:
+            lost = device_loss.told(error)
+            if lost is None:
+                raise
+            raise lost from error
+        return _number(self._copy)
 
 
 class AsyncItem:
@@ -32,7 +59,7 @@ class AsyncItem:
     def __init__(self, tensor: torch.Tensor) -> None:
         self._buffer = buffer_of(tensor)
         self._spec = spec_of(tensor)
-        self._future: Future[Number] | None = None
+        self._future: Future[Number | _Landing] | None = None
         # Kept until its program is queued: its version tells whether it was written to meanwhile.
         self._tensor: torch.Tensor | None = tensor
         self._version = tensor._version
@@ -53,7 +80,10 @@ class AsyncItem:
 
     def done(self) -> bool:
         """True when the number is there; never waits or syncs."""
-        return self._future is not None and self._future.done()
+        if self._future is None or not self._future.done():
+            return False
+        landing = None if self._future.exception() is not None else self._future.result()
+        return not isinstance(landing, _Landing) or landing.done()
 
     def result(self) -> Number:
         """The number. Waits for it; raises the error of the operation that should have made it."""
@@ -67,7 +97,7 @@ class AsyncItem:
         if self._error is not None:
             raise self._error
         try:
-            return executor.result_of(self._future)
+            return _landed(executor.result_of(self._future))
         except LtcError as error:
             deferred.discard_error(error)
             raise
@@ -83,10 +113,18 @@ class AsyncItem:
             return "AsyncItem(pending)"
         assert self._future is not None
         failed = self._future.exception() is not None
-        return "AsyncItem(failed)" if failed else f"AsyncItem({self._future.result()!r})"
+        return "AsyncItem(failed)" if failed else f"AsyncItem({_landed(self._future.result())!r})"
 
 
-def _item(real: torch.Tensor) -> Number:
+def _item(real: torch.Tensor) -> Number | _Landing:
+    return _Landing(real) if real.device.type in _BESIDE_THE_HOST else _number(real)
+
+
+def _landed(value: Number | _Landing) -> Number:
+    return value.number() if isinstance(value, _Landing) else value
+
+
+def _number(real: torch.Tensor) -> Number:
     number: Number = torch.ops.aten._local_scalar_dense.default(real)
     return number
 

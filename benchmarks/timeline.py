@@ -128,7 +128,9 @@ def main() -> None:
     parser.add_argument("--workload", default="")
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--small", action="store_true", help="toy sizes on CPU, to try the command")
-    parser.add_argument("--asynchronous", action="store_true", help="log the loss with async_item instead of reading it")
+    parser.add_argument(
+        "--asynchronous", action="store_true", help="log the loss with async_item instead of reading it"
+    )
     parser.add_argument("--child", choices=SYSTEMS, help=argparse.SUPPRESS)
     options = parser.parse_args()
     options.workload = options.workload or ("small-sgd" if options.small else "large-sgd")

@@ -20,7 +20,6 @@ from torch_ltc.errors import ExecutionError, LtcError, SyncForbiddenError
 from torch_ltc.execute.device_loss import device_loss
 from torch_ltc.source import Source
 
-
 # The package gives the function the module's name.
 async_item_module = sys.modules["torch_ltc.execute.async_item"]
 

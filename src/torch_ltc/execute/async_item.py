@@ -35,7 +35,7 @@ class _Landing:
 
     def done(self) -> bool:
         """True when it is there."""
-        return self._event.query()
+        return bool(self._event.query())
 
     def number(self) -> Number:
         """Wait for it."""

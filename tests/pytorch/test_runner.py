@@ -6,7 +6,7 @@ import pytest
 
 from tests.pytorch import report, run
 from tests.pytorch.known_failures import Kind, Known
-from tests.pytorch.records import LATE, Outcome, Record
+from tests.pytorch.records import LATE, Outcome, Record, chosen
 
 TESTS = """
 import os, time, unittest
@@ -157,3 +157,11 @@ def test_table_and_judgement(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     assert text in page.read_text()
     assert page.read_text().startswith("before\n")
     assert page.read_text().endswith("\nafter\n")
+
+
+def test_what_a_stopped_run_has_done_is_a_sample_by_the_first_seeds() -> None:
+    names = [f"Case.test_{number:03}" for number in range(100)]
+    drawn = chosen(names, 10, (1, 2))
+    assert drawn[:10] == chosen(names, 10, (1,)) != sorted(drawn[:10])
+    assert len(set(drawn)) == 20
+    assert chosen(names, 100, (1,)) == chosen(names, 0, (1,)) == names

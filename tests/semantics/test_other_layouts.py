@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
 from tests.semantics.support import assert_same, lazy
@@ -285,6 +286,33 @@ def test_without_the_extension_nested_tensors_are_refused_with_the_way_round() -
 def test_jagged_tensors_are_on_the_device() -> None:
     jagged = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], device="ltc", layout=torch.jagged)
     assert jagged.values().sum().item() == 5
+
+
+@pytest.mark.parametrize("backend", ["torchscript", "interpreter"])
+def test_attention_of_jagged_tensors_read_inside_of_their_class(backend: str) -> None:
+    def attend(device: str) -> list[Tensor]:
+        torch.manual_seed(0)
+        parts = [torch.randn(3, 2, 4).to(device), torch.randn(5, 2, 4).to(device)]
+        jagged = torch.nested.as_nested_tensor(parts, layout=torch.jagged).transpose(1, 2)
+        # Unbinding reads the lengths, which runs the program while the class of jagged tensors sees no calls.
+        return list(F.scaled_dot_product_attention(jagged, jagged, jagged).transpose(1, 2).unbind())
+
+    with settings.scope(backend=backend, hot_after=2):
+        for _ in range(3):
+            assert_same(attend("ltc"), attend("cpu"))
+
+
+@pytest.mark.parametrize("total", [4, None])
+def test_padded_sequences_become_jagged(total: int | None) -> None:
+    def pack(device: str, last: int = 4) -> Tensor:
+        offsets = torch.tensor([0, 1, last]).to(device)
+        padded = torch.arange(12.0).view(2, 3, 2).to(device)
+        return torch.ops.aten._padded_dense_to_jagged_forward(padded, [offsets], total)
+
+    assert_same(pack("ltc"), pack("cpu"))
+    if total is not None:
+        with pytest.raises(RuntimeError, match="final offset should match total_L"):
+            pack("ltc", 3).cpu()
 
 
 def test_sharing_with_other_processes_is_refused_with_the_way_round() -> None:

@@ -256,3 +256,46 @@ def test_a_number_may_stand_in_the_place_of_the_first_tensor(op: Callable[..., T
         got, wanted = op(number, lazy(x)), op(number, x)
         assert got.dtype is wanted.dtype
         assert_same(got, wanted)
+
+
+class Doubled(torch.Tensor):
+    """A class of tensors that changes what a function does."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        result = super().__torch_function__(func, types, args, kwargs or {})
+        return result * 2 if func is torch.sin else result
+
+
+@torch.library.custom_op("torch_ltc_tests::by_class", mutates_args=(), device_types="cpu")
+def by_class(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.sin(tensor.as_subclass(Doubled)).as_subclass(torch.Tensor)
+
+
+@by_class.register_fake
+def _(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(tensor)
+
+
+class Reading(torch.Tensor):
+    """A class of tensors whose functions read a plain tensor."""
+
+    read: torch.Tensor
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        with torch._C.DisableTorchFunctionSubclass():
+            return cls.read.cpu()
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["read", "read inside of a class"])
+@pytest.mark.parametrize("backend", ["torchscript", "interpreter"])
+def test_a_kernel_in_python_may_use_a_class_of_tensors(backend: str, inside: bool) -> None:
+    expected = torch.ones(3).sin() * 2 + 1
+    with settings.scope(backend=backend, hot_after=2):
+        for _ in range(3):
+            result = torch.ops.torch_ltc_tests.by_class(torch.ones(3).to("ltc")) + 1
+            if inside:
+                Reading.read = result
+                result = torch.sin(torch.ones(1).as_subclass(Reading))
+            assert_same(result, expected)

@@ -291,10 +291,12 @@ class SameCall {
   std::vector<std::pair<Shape, SpecPtr>> shapes_;
 };
 
-// True when nothing on this thread changes what a kernel does: no mode, autocast, function transform.
+// True when nothing on this thread changes what a kernel does: no mode, autocast, function transform, nor the inside of a
+// function of a tensor class, where kernels in Python would not see those classes.
 inline bool has_clean_state() {
   const bool transforms = c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode);
   if (transforms || at::impl::PythonTorchFunctionTLS::stack_len() != 0 ||
+      at::impl::PythonTorchFunctionTLS::get_disabled_state() != at::impl::TorchFunctionDisabledState::ENABLED ||
       c10::impl::TorchDispatchModeTLS::any_modes_set() || c10::InferenceMode::is_enabled()) {
     return false;
   }

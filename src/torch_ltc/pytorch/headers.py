@@ -104,7 +104,7 @@ table.add(
     Header("ATen/autocast_mode.h", "the state of autocast", "replays",
            names=("is_autocast_enabled", "get_autocast_dtype", "_AUTOCAST_SUPPORTED_DEVICES")),
     Header("ATen/PythonTorchFunctionTLS.h", "function modes of the user's", "replays",
-           names=("PythonTorchFunctionTLS", "stack_len")),
+           names=("PythonTorchFunctionTLS", "stack_len", "get_disabled_state")),
     Header("c10/core/impl/LocalDispatchKeySet.h", "function transforms", "replays",
            names=("tls_is_dispatch_key_included",)),
     Header("ATen/core/LegacyTypeDispatch.h", "kernels below autograd", "replays", names=("AutoDispatchBelowAutograd",)),

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from torch_ltc.pytorch.private import forward_call
+from torch_ltc.pytorch.private import forward_call, function_state, set_function_state
 
 _NOTHING: Mapping[str, Any] = {}
 
 
 def call_kernel(operator: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] = _NOTHING) -> Any:
     """The result of the call; what it warns of is raised by Python's `warnings` before it returns."""
-    result, error = forward_call(_attempt, (), (operator, args, kwargs))
+    result, error = forward_call(_attempt, (), (function_state(), operator, args, kwargs))
     if error is None:
         return result
     try:
@@ -26,7 +26,11 @@ def call_kernel(operator: Callable[..., Any], args: Sequence[Any], kwargs: Mappi
         del error
 
 
-def _attempt(operator: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
+def _attempt(
+    state: Any, operator: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[Any, Any]:
+    # A kernel in Python may call functions on tensors of a class of its own.
+    set_function_state(state)
     # Warnings are raised when this has returned: an exception under way would become an error of the interpreter.
     try:
         return operator(*args, **kwargs), None

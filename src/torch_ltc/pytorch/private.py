@@ -70,8 +70,12 @@ dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 function_transforms: Callable[[], bool] = torch._C._are_functorch_transforms_active
 # A context in which no function mode sees a call.
 no_torch_function: Callable[[], Any] = torch._C.DisableTorchFunction
-# Calls a function for C++, which hands what is warned of meanwhile to Python when it returns.
+# Calls a function for C++, which hands what is warned of meanwhile to Python when it returns. Meanwhile classes of
+# tensors see no calls.
 forward_call: Callable[..., Any] = torch._C._disabled_torch_function_impl
+# Whether classes of tensors and function modes see calls.
+function_state: Callable[[], Any] = torch._C._get_torch_function_state  # type: ignore[attr-defined]
+set_function_state: Callable[[Any], None] = torch._C._set_torch_function_state  # type: ignore[attr-defined]
 below_autograd: Callable[[], Any] = torch._C._AutoDispatchBelowAutograd
 # A context without certain keys.
 without_keys: Callable[[Any], Any] = torch._C._ExcludeDispatchKeyGuard
@@ -131,9 +135,11 @@ TensorGuards: Any = torch._C._dynamo.guards.TensorGuards
 
 
 def has_clean_state() -> bool:
-    """True when nothing on this thread changes what a kernel does: no mode, autocast, function transform."""
+    """True when nothing on this thread changes what a kernel does: no mode, autocast, function transform, nor the
+    inside of a function of a tensor class, where kernels in Python would not see those classes."""
     return not (
         torch._C._len_torch_function_stack()
+        or not torch._C._is_torch_function_enabled()
         or torch._C._len_torch_dispatch_stack()
         or torch._C._is_any_autocast_enabled()
         or torch.is_inference_mode_enabled()

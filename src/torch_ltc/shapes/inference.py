@@ -82,6 +82,9 @@ _QUANTIZED = frozenset({torch.qint8, torch.quint8, torch.qint32, torch.quint4x2,
 # Operators that may refuse zeros and ones as data.
 _REFUSES_DATA = frozenset(f"aten::{name}" for name in ("segment_reduce", "_ctc_loss"))
 
+# Its offsets say how long its result is; where the length is given, there is a rule.
+_SIZED_BY_DATA = "aten::_padded_dense_to_jagged_forward"
+
 # Operators that take masks, of which the number of true elements decides what fits.
 _MASKED = frozenset(f"aten::{name}" for name in ("index_put", "index_put_", "_index_put_impl_", "_unsafe_index_put"))
 
@@ -120,6 +123,8 @@ def clear_inference_cache() -> None:
 def _infer(call: ShapeCall) -> Inferred:
     if any(isinstance(value, torch.dtype) and value in _QUANTIZED for value in (*call.args, *call.kwargs.values())):
         raise CannotInfer("its result is quantized")
+    if call.name == _SIZED_BY_DATA and None in call.args:
+        raise CannotInfer("its offsets say how long its result is")
     meta: Inferred | None = None
     meta_error: Exception | None = None
     of_library = _depends_on_library(call)

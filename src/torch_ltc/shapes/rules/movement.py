@@ -9,7 +9,7 @@ import torch
 
 from torch_ltc.program.instruction import Returns
 from torch_ltc.program.spec import Spec, make_spec
-from torch_ltc.shapes.table import fresh, fresh_contiguous, require, rule, view, wrap
+from torch_ltc.shapes.table import NoRule, fresh, fresh_contiguous, require, rule, view, wrap
 
 Sizes = Sequence[int]
 
@@ -39,6 +39,16 @@ def _is_no_image(spec: Spec) -> bool:
     if len(spec.size) not in (4, 5):
         return True
     return spec.stride[-1] == 1 and spec.size[-1] > 1 and spec.size[1] > 1 and spec.stride[1] > 1
+
+
+@rule("_padded_dense_to_jagged_forward")
+def padded_dense_to_jagged(padded: Spec, offsets: Sequence[Spec], total: int | None) -> Returns:
+    """Sequences one after the other without their padding; the offsets must end with the total, which is data."""
+    if total is None or total < 0:
+        raise NoRule
+    require(len(offsets) == 1 and len(padded.size) >= 2)
+    require(offsets[0].size == (padded.size[0] + 1,) and offsets[0].dtype in (torch.int32, torch.int64))
+    return fresh_contiguous(padded.dtype, (total, *padded.size[2:]))
 
 
 @rule("stack")

@@ -10,46 +10,26 @@ import argparse
 import json
 import os
 import selectors
+import signal
 import subprocess
 import sys
 import threading
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
+from tests.fuzz.generate import KINDS
+from tests.fuzz.journal import Journal, table
 from tests.fuzz.modes import EVERYWHERE, MODES
 from tests.fuzz.worker import PREFIX
 
 BLOCK = 50
 # A program that takes longer hangs.
 LIMIT_S = 240.0
-
-
-class Journal:
-    """How many programs each mode has run, with what outcome, and the seed that comes next."""
-
-    def __init__(self, path: Path, first: int) -> None:
-        self.path = path
-        self._lock = threading.Lock()
-        self._first = first
-        self.modes: dict[str, dict[str, Any]] = json.loads(path.read_text()) if path.exists() else {}
-
-    def take(self, mode: str) -> int:
-        """The first seed of the next block of the mode."""
-        with self._lock:
-            entry = self.modes.setdefault(mode, {"next": self._first})
-            entry["next"] += BLOCK
-            return int(entry["next"]) - BLOCK
-
-    def note(self, mode: str, outcomes: Counter[str]) -> None:
-        """Add what a block did."""
-        with self._lock:
-            entry = self.modes[mode]
-            for outcome, count in outcomes.items():
-                entry[outcome] = entry.get(outcome, 0) + count
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self.path.write_text(json.dumps(self.modes, indent=1) + "\n")
+# Blocks that a mode may be ahead of one for which a process of another environment would have to be started.
+AHEAD = 20
+# Blocks after which a process is started anew, for what it may have gathered.
+MOST_BLOCKS = 200
 
 
 class Process:
@@ -58,21 +38,33 @@ class Process:
     def __init__(self, mode: str, given: argparse.Namespace) -> None:
         command = [sys.executable, "-m", "tests.fuzz.worker", "--folder", str(given.folder / "failures")]
         command += ["--oracle", given.oracle, "--executions", str(given.executions)]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", **MODES[mode].environment}
-        self.log = (given.folder / f"worker-{mode}-{os.getpid()}-{threading.get_ident() % 10_000}.log").open("ab")
+        self.environment = environment(mode)
+        self.blocks = 0
+        self.log = (given.folder / f"worker-{os.getpid()}-{threading.get_ident() % 10_000}.log").open("ab")
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, env=environment, bufsize=0
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.log,
+            env={**os.environ, "OMP_NUM_THREADS": "1", **MODES[mode].environment},
+            bufsize=0,
+            # An interrupt from the keyboard is for this process, which ends that one.
+            start_new_session=True,
         )
         self._rest = b""
         self._selector = selectors.DefaultSelector()
         assert self._process.stdout is not None
         self._selector.register(self._process.stdout, selectors.EVENT_READ)
-        self.line()
+        self.version = (self.line() or "ready unknown").split()[1]
 
     def send(self, text: str) -> None:
         """Tell it what to run."""
         assert self._process.stdin is not None
-        self._process.stdin.write(text.encode() + b"\n")
+        try:
+            self._process.stdin.write(text.encode() + b"\n")
+        except BrokenPipeError:
+            # It has ended: the next line says so.
+            return
 
     def line(self) -> str | None:
         """The next line that it says; None when it has ended or hangs."""
@@ -93,6 +85,10 @@ class Process:
                 return None
             self._rest += more
 
+    def kill(self) -> None:
+        """End it at once, from any thread."""
+        self._process.kill()
+
     def end(self) -> str:
         """End it; how it ended by itself."""
         status = self._process.poll()
@@ -106,74 +102,118 @@ class Process:
         return "hangs" if status is None else f"ends the process with {status}"
 
 
-def run_modes(modes: list[str], journal: Journal, given: argparse.Namespace, deadline: float) -> None:
-    """Give a worker blocks of these modes, one mode after the other, until the time is over."""
-    process: Process | None = None
-    turn = 0
-    while time.monotonic() < deadline:
-        mode = modes[turn % len(modes)]
-        turn += 1
-        process = process or Process(mode, given)
-        first = journal.take(mode)
-        outcomes: Counter[str] = Counter()
-        running = first
-        process.send(f"{mode} {first} {BLOCK}")
+def environment(mode: str) -> str:
+    """What a process needs for the mode: those that need the same can share one."""
+    return json.dumps(MODES[mode].environment, sort_keys=True)
+
+
+class Turns:
+    """Whose turn it is: the mode with the fewest blocks, which needs no new process if possible."""
+
+    def __init__(self, modes: list[str]) -> None:
+        self._lock = threading.Lock()
+        self._blocks: Counter[str] = Counter(dict.fromkeys(modes, 0))
+
+    def take(self, process_environment: str | None) -> str:
+        """The mode of the next block."""
+
+        def cost(mode: str) -> int:
+            return self._blocks[mode] + (AHEAD if process_environment not in (None, environment(mode)) else 0)
+
+        with self._lock:
+            mode = min(self._blocks, key=cost)
+            self._blocks[mode] += 1
+            return mode
+
+
+class Fuzzer:
+    """Gives workers blocks of programs until the time is over or somebody stops it."""
+
+    def __init__(self, given: argparse.Namespace, journal: Journal) -> None:
+        self.given = given
+        self.journal = journal
+        self.deadline = time.monotonic() + given.seconds
+        self.stopped = threading.Event()
+        self._turns = Turns(given.modes.split(","))
+        self._processes: dict[int, Process] = {}
+
+    def work(self, place: int) -> None:
+        """Keep one worker busy."""
+        process: Process | None = None
+        while time.monotonic() < self.deadline and not self.stopped.is_set():
+            mode = self._turns.take(process.environment if process else None)
+            if process and (process.environment != environment(mode) or process.blocks == MOST_BLOCKS):
+                process.send("")
+                process.end()
+                process = None
+            if process is None:
+                process = self._processes[place] = Process(mode, self.given)
+            process.blocks += 1
+            if not self._block(process, mode):
+                process = None
+        if process is not None:
+            process.send("")
+            process.end()
+
+    def _block(self, process: Process, mode: str) -> bool:
+        """Run a block; False when the process has ended."""
+        first = self.journal.take(mode, self.given.kind, BLOCK)
+        process.send(f"{mode} {first} {BLOCK} {self.given.kind or 'all'}")
+        running = f"seed {first}"
         while (said := process.line()) != "done":
             if said is None:
                 how = process.end()
-                process = None
-                outcomes["crash"] += 1
-                print(f"{mode}: seed {running} {how}", flush=True)
-                break
-            word = said.split()[0]
+                if not self.stopped.is_set():
+                    self.journal.note(mode, process.version, "crash", "")
+                    print(f"{mode}: {running} {how}", flush=True)
+                return False
+            word, _, rest = said.partition(" ")
             if word == "begin":
-                running = int(said.split()[1])
-                continue
-            outcomes[word] += 1
-            if word == "fail":
-                print(f"{mode}: {said}", flush=True)
-        journal.note(mode, outcomes)
-    if process is not None:
-        process.send("")
-        process.end()
+                running = rest
+            elif word != "alive":
+                kind, _, text = rest.partition(" ")
+                self.journal.note(mode, process.version, word, kind)
+                if word == "fail":
+                    print(f"{mode}: fail {text}", flush=True)
+        return True
+
+    def stop(self) -> None:
+        """End all workers; what they have said so far is counted."""
+        self.stopped.set()
+        for process in list(self._processes.values()):
+            process.kill()
 
 
-def groups(modes: list[str], jobs: int) -> list[list[str]]:
-    """The modes of each worker: those that need one environment can share one."""
-    by_environment: dict[str, list[str]] = {}
-    for mode in modes:
-        by_environment.setdefault(json.dumps(MODES[mode].environment, sort_keys=True), []).append(mode)
-    shared = list(by_environment.values())
-    made = [list(shared[place % len(shared)]) for place in range(max(jobs, len(shared)))]
-    # Workers of one group begin with different modes.
-    return [group[place % len(group) :] + group[: place % len(group)] for place, group in enumerate(made)]
-
-
-def main() -> int:
-    """Fuzz for the time given."""
+def parsed() -> argparse.Namespace:
+    """The command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=0, help="the first seed of modes that the journal does not have")
     parser.add_argument("--modes", default=",".join((*EVERYWHERE, "python")), help="of " + ", ".join(MODES))
+    parser.add_argument("--kind", choices=KINDS, help="programs of this kind alone")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--oracle", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--executions", type=int, default=4)
     parser.add_argument("--folder", type=Path, default=Path("build/fuzz"))
-    given = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Fuzz for the time given."""
+    given = parsed()
     given.folder.mkdir(parents=True, exist_ok=True)
     journal = Journal(given.folder / "journal.json", given.seed)
-    deadline = time.monotonic() + given.seconds
-    threads = [
-        threading.Thread(target=run_modes, args=(group, journal, given, deadline))
-        for group in groups(given.modes.split(","), given.jobs)
-    ]
+    fuzzer = Fuzzer(given, journal)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: fuzzer.stop())
+    threads = [threading.Thread(target=fuzzer.work, args=(place,)) for place in range(given.jobs)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    for mode, entry in journal.modes.items():
-        print(mode, " ".join(f"{key}={value}" for key, value in entry.items()))
-    return int(any(entry.get("fail", 0) + entry.get("crash", 0) for entry in journal.modes.values()))
+    journal.save()
+    print(table(journal.counts))
+    return int(journal.failed())
 
 
 if __name__ == "__main__":

@@ -234,14 +234,19 @@ def plain(seed: int, length: int, executions: int, threads: int = 1) -> Program:
     return Program(f"{name}-{seed}", seed, tuple(maker.statements), variants(maker, executions), threads)
 
 
-def generate(seed: int, executions: int = 4) -> Program:
-    """The program of a seed."""
+# The kinds of programs, and how many of a hundred are of each.
+KINDS = {"training": 6, "jit": 8, "threads": 4, "plain": 82}
+
+
+def generate(seed: int, executions: int = 4, kind: str | None = None) -> Program:
+    """The program of a seed; of this kind, if one is given."""
     choose = random.Random(seed)
-    length, kind = choose.randint(4, 18), choose.random()
-    if kind < 0.06:
+    length = choose.randint(4, 18)
+    kind = choose.choices(list(KINDS), list(KINDS.values()))[0] if kind is None else kind
+    if kind == "training":
         return training(seed, executions)
-    if kind < 0.14:
+    if kind == "jit":
         return replayed(seed, executions)
-    if kind < 0.18:
+    if kind == "threads":
         return plain(seed, length, 2, threads=choose.choice((2, 3)))
     return plain(seed, length, executions)

@@ -45,6 +45,11 @@ class Program:
     variants: tuple[dict[str, Any], ...] = ({},)
     threads: int = 1
 
+    @property
+    def kind(self) -> str:
+        """One of those that `generate` makes."""
+        return self.name.partition("-")[0]
+
     def lines(self) -> str:
         """The statements as they would stand in a script."""
         return "\n".join(self.statements)

@@ -321,11 +321,21 @@ def _draws_late(ours: Seen, theirs: Seen, statements: Sequence[str]) -> bool:
     return bool(ours.late) and any(_DRAWS.search(statements[place]) for place in recorded)
 
 
+def _reads_what_it_writes(ours: Seen, theirs: Seen, statements: Sequence[str], place: int) -> bool:
+    """True for an `out=` that eager resized although an operand lies in the same memory, and that is refused here."""
+    refused = "written-to tensor refer to a single memory location" in ours.messages[place]
+    # Warnings of threads are not known.
+    resized = ours.random_state is None or any("was resized since it had shape" in text for text in theirs.warnings)
+    return refused and resized and "out=" in statements[place]
+
+
 def _compare_errors(ours: Seen, theirs: Seen, statements: Sequence[str]) -> str | None:
     statements = (*statements, "the last sync")
     missing = {place: kinds for place, kinds in theirs.errors.items() if place not in ours.errors}
     for place, kinds in ours.errors.items():
         expected = theirs.errors.get(place)
+        if expected is None and _reads_what_it_writes(ours, theirs, statements, place):
+            raise Skip("eager computes with what it has just written")
         if expected is None:
             return f"errors: {statements[place]!r} raises {kinds[0]}: {ours.messages[place]}"
         if expected[0] not in kinds:

@@ -27,6 +27,7 @@ PREFIX = "fuzz: "
 # Programs after which the caches are emptied; until then each finds what others have recorded.
 RESET_EVERY = 50
 MOST_SHRUNK = 12
+MOST_TRIES = 150
 # On a CUDA device these end the process, in eager too.
 _ASSERTS = re.compile("index|out of|Class values|probability|expected|must be", re.IGNORECASE)
 
@@ -71,39 +72,52 @@ class Worker:
         self.executions = executions
         self.failures = 0
 
-    def block(self, mode: Mode, first: int, count: int) -> None:
+    def block(self, mode: Mode, first: int, count: int, kind: str | None) -> None:
         """Run the programs of the seeds from `first` on."""
         with entered(mode):
             for seed in range(first, first + count):
                 if seed % RESET_EVERY == 0:
                     torch_ltc.ir_cache.reset()
-                say(f"begin {seed}")
-                outcome = self.one(generate(seed, self.executions), mode)
-                say(outcome)
-                if _LOST.search(outcome):
+                say(f"begin seed {seed}")
+                program = generate(seed, self.executions, kind)
+                say(f"begin {program.name}")
+                word, text = self.one(program, mode)
+                say(f"{word} {program.kind} {text}")
+                if _LOST.search(text):
                     # Nothing more can be run on the device in this process.
                     os._exit(3)
 
-    def one(self, program: Program, mode: Mode) -> str:
-        """Run one program: "ok", "skip", or what failed."""
+    def one(self, program: Program, mode: Mode) -> tuple[str, str]:
+        """Run one program: "ok", "skip" or "fail", and what failed."""
         try:
             found = check(program, mode, self.oracle)
-        except Skip:
-            return "skip"
+        except Skip as reason:
+            return "skip", str(reason)
         if not found:
-            return "ok"
+            return "ok", ""
         self.failures += 1
         if self.failures <= MOST_SHRUNK and not _LOST.search(found):
             torch_ltc.ir_cache.reset()
-            again = check(program, mode, self.oracle)
+            again = self._again(program, mode)
             if again:
-                program, found = shrink(program, again, mode, self.oracle, 150)
+                program, found = shrink(program, again, mode, self._told, MOST_TRIES)
             else:
                 found += " (not alone: after the programs before it)"
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f"{mode.name}-{program.name}.py"
         path.write_text(script(program, mode, found), encoding="utf-8")
-        return f"fail {path.name}: {found.splitlines()[0][:300]}"
+        return "fail", f"{path.name}: {found.splitlines()[0][:300]}"
+
+    def _again(self, program: Program, mode: Mode) -> str | None:
+        try:
+            return check(program, mode, self.oracle)
+        except Skip:
+            return None
+
+    def _told(self, program: Program) -> list[Seen]:
+        """The oracle, while a program is made smaller, which takes long where each try is compiled."""
+        say("alive")
+        return self.oracle(program)
 
 
 def say(text: str) -> None:
@@ -121,12 +135,12 @@ def main() -> int:
     torch.set_num_threads(1)
     torch.set_warn_always(True)
     worker = Worker(OtherProcess("cuda") if given.oracle == "cuda" else eager, given.folder, given.executions)
-    say("ready")
+    say(f"ready {torch.__version__}")
     for line in sys.stdin:
         if not line.strip():
             break
-        name, first, count = line.split()
-        worker.block(MODES[name], int(first), int(count))
+        name, first, count, kind = line.split()
+        worker.block(MODES[name], int(first), int(count), None if kind == "all" else kind)
         say("done")
     return 0
 

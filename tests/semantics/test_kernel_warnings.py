@@ -12,6 +12,7 @@ import torch
 
 import torch_ltc
 from tests.semantics.support import LONG_S
+from tests.support.graphs import graphs_on_the_cpu
 from torch_ltc import events
 from torch_ltc.config import settings
 from torch_ltc.execute import kernel_warnings
@@ -205,3 +206,17 @@ def test_a_kernel_warns_as_often_as_in_eager(backend: str) -> None:
 
     with torch_ltc.use_backend(backend):
         assert seen("ltc") == seen("cpu")
+
+
+def test_a_kernel_in_a_graph_warns_at_each_replay_at_the_line_of_its_call() -> None:
+    def seen(device: str) -> list[tuple[str, int]]:
+        with warnings.catch_warnings(record=True) as shown:
+            warnings.simplefilter("always")
+            for _ in range(5):
+                x = torch.ones(1, device=device)
+                cast(device).add_(x.std()).tolist()
+        return sorted((str(one.message)[:20], one.lineno) for one in shown)
+
+    with settings.scope(cuda_graphs="always"), torch_ltc.use_backend("interpreter"), graphs_on_the_cpu() as graphs:
+        assert seen("ltc") == seen("cpu")
+        assert graphs.captures

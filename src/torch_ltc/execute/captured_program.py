@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import torch
 
 from torch_ltc.execute.buffer_passes import Addresses
+from torch_ltc.execute.kernel_warnings import KeptWarning, keep_again, noted_warnings
 from torch_ltc.lowering.functional_computation import FunctionalComputation
 from torch_ltc.lowering.interface import Arguments, Outcome
 from torch_ltc.lowering.kernel_call import Lookup, fill, run_call, run_filled
@@ -138,6 +139,8 @@ class CapturedProgram:
         self.graph_count = 0
         self.failure: _CannotCapture | None = None
         self._lost_states = graphs.lost_states
+        # What the kernels in the graphs warned of when they were captured: eager's warn at each execution.
+        self._warnings: list[KeptWarning] = []
 
     @property
     def is_stale(self) -> bool:
@@ -226,7 +229,14 @@ class CapturedProgram:
         finally:
             for slot in self._written:
                 slot.store(tensors)
+        if self._warnings:
+            keep_again(self._warnings)
         return Outcome(list(self.outputs))
+
+    def _take_down(self, launch: Callable[[], None], arguments: Arguments) -> Graph:
+        """A graph of what `launch` launches."""
+        with noted_warnings(self._warnings):
+            return self._graphs.capture(launch, arguments.generator if self._program.random else None, self._pool)
 
     def _capture(self, inputs: list[Any], arguments: Arguments) -> Outcome | None:
         raise NotImplementedError
@@ -306,9 +316,7 @@ class CapturedFunction(CapturedProgram):
             made.append(self._computation.run(given))
 
         try:
-            self._graph = self._graphs.capture(
-                launch, arguments.generator if self._program.random else None, self._pool
-            )
+            self._graph = self._take_down(launch, arguments)
         except Exception as error:
             self.failure = _CannotCapture(None, error)
             make_room(error)
@@ -426,9 +434,7 @@ class CapturedCalls(CapturedProgram):
                         values.pop(number, None)
 
         try:
-            segment.graph = self._graphs.capture(
-                launch, arguments.generator if self._program.random else None, self._pool
-            )
+            segment.graph = self._take_down(launch, arguments)
         except Exception as error:
             self.failure = _CannotCapture(failed[0] if failed else None, error)
             values.clear()

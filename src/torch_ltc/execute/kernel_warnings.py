@@ -8,10 +8,12 @@ keep the warning and drop it there.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
 import threading
 import warnings
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -53,6 +55,8 @@ class _Thread(threading.local):
     """True on threads whose warnings are kept. Not a set of identities: a new thread may get that of one that ended."""
 
     keeps = False
+    # Where what is kept is noted, too.
+    noted: list[KeptWarning] | None = None
 
 
 _state = _State()
@@ -72,7 +76,10 @@ class _Keeper:
         if not _thread.keeps:
             return False
         if self._first:
-            _state.kept.append(_kept(text, self._category, sys._getframe(1)))
+            kept = _kept(text, self._category, sys._getframe(1))
+            _state.kept.append(kept)
+            if _thread.noted is not None:
+                _thread.noted.append(kept)
         elif _state.kept:
             _state.kept[-1].category = self._category
         return True
@@ -113,6 +120,21 @@ def keep_warnings(keep: bool = True) -> None:
     filters: Any = warnings.filters
     if not filters or filters[0] is not _FILTERS[0]:
         filters[:0] = _FILTERS
+
+
+@contextlib.contextmanager
+def noted_warnings(into: list[KeptWarning]) -> Iterator[None]:
+    """Note in a list what this thread keeps inside the block: no kernel warns when its launches are replayed."""
+    before, _thread.noted = _thread.noted, into
+    try:
+        yield
+    finally:
+        _thread.noted = before
+
+
+def keep_again(noted: Sequence[KeptWarning]) -> None:
+    """Keep these once more."""
+    _state.kept.extend(noted)
 
 
 def _module_of(file: str) -> str:

@@ -137,17 +137,26 @@ def _without_masked(call: ShapeCall, out: Any) -> Any:
 def _unnoticed(op: OpOverload) -> Iterator[None]:
     """Keep what a run leaves behind from the user: its warnings, which the real run repeats, and random numbers that it
     draws without being handed a generator."""
+    state = torch.get_rng_state() if torch.Tag.nondeterministic_seeded in op.tags else None
+    try:
+        with dropped_warnings():
+            yield
+    finally:
+        if state is not None:
+            torch.set_rng_state(state)
+
+
+@contextlib.contextmanager
+def dropped_warnings() -> Iterator[None]:
+    """Warnings that this thread raises inside the block are dropped."""
     filters: Any = warnings.filters
     if not filters or filters[0] is not _IGNORED:
         filters.insert(0, _IGNORED)
-    state = torch.get_rng_state() if torch.Tag.nondeterministic_seeded in op.tags else None
     _thread.runs += 1
     try:
         yield
     finally:
         _thread.runs -= 1
-        if state is not None:
-            torch.set_rng_state(state)
 
 
 class _Thread(threading.local):

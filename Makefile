@@ -15,6 +15,7 @@
 #   make test-browser  open reports in headless Chromium, which must be on the PATH
 #   make test-backends run the tests of Inductor and XLA too, which compile for minutes
 #   make test-ecosystem run transformers, accelerate, Lightning and others on the device, in an environment of its own
+#   make audit         download every pinned package, and compare it with requirements/hashes.txt
 #   make release-check install the wheel and the source distribution into an empty environment and use them from there
 #   make conformance   run the conformance suite on a backend: BACKEND=inductor
 #   make check         formatting, lint, types, architecture, documentation
@@ -41,10 +42,13 @@ CONSTRAINTS := requirements/constraints.txt
 TEST_ENV := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
 # The extension in C++, where there is a compiler; whatever LTC_NATIVE asks of the tests, it need not be there yet.
 BUILD := LTC_NATIVE=0 $(VENV)/bin/python -m torch_ltc build --if-possible
-# What goes through the extension: tensors, storages, generators, threads, the end of a process.
+# What goes through the extension: tensors, storages, generators, threads, known calls and programs, replays, eager regions,
+# interrupts, the end of a process.
 ASAN_TESTS := tests/semantics/test_aliasing.py tests/semantics/test_random.py tests/semantics/test_serialization.py \
 	tests/semantics/test_resize_and_views.py tests/semantics/test_threads.py tests/semantics/test_gradients.py \
-	tests/semantics/test_native.py tests/semantics/test_native_hits.py
+	tests/semantics/test_native.py tests/semantics/test_native_hits.py tests/semantics/test_native_calls.py \
+	tests/semantics/test_native_composites.py tests/semantics/test_steady.py tests/semantics/test_replay_here.py \
+	tests/semantics/test_replays.py tests/semantics/test_eager_region.py tests/semantics/test_interrupts.py
 # Build requirements are in the environment already: an isolated build would download its own.
 INSTALL := $(PIP) install --no-build-isolation --constraint $(CONSTRAINTS)
 # An environment with another PyTorch: TORCH is its version, PYTHON the interpreter.
@@ -52,7 +56,7 @@ TORCH ?= 2.15.0
 ECOSYSTEM_VENV := .venv-ecosystem
 TORCH_VENV := .venv-torch-$(TORCH)$(if $(filter file,$(origin PYTHON)),,-$(notdir $(PYTHON)))
 
-.PHONY: demo test test-ecosystem release-check test-distributed test-python test-asan faults fuzz soak test-slow test-torch test-pytorch test-browser screenshots test-backends conformance check ops bench-trace bench bench-quick \
+.PHONY: demo test test-ecosystem audit release-check test-distributed test-python test-asan faults fuzz soak test-slow test-torch test-pytorch test-browser screenshots test-backends conformance check ops bench-trace bench bench-quick \
 	bench-gpu docs docs-examples clean
 .DELETE_ON_ERROR:
 
@@ -94,6 +98,7 @@ faults: $(VENV)/installed-test
 	$(TEST_ENV) $(RUN) -m tests.faults.run --docs docs/reliability_faults.md $(ARGS)
 
 test-torch: $(TORCH_VENV)/installed-test
+	LTC_NATIVE=0 $(TORCH_VENV)/bin/python -m torch_ltc build --if-possible
 	$(TEST_ENV) $(TORCH_VENV)/bin/python -m pytest -n $(WORKERS) --dist worksteal \
 		-m "not slow and not compilers and not browser and not distributed" --durations=10 $(ARGS)
 
@@ -105,6 +110,10 @@ test-distributed: $(VENV)/installed-test
 test-ecosystem: $(ECOSYSTEM_VENV)/installed
 	$(TEST_ENV) $(ECOSYSTEM_VENV)/bin/python -m pytest tests/ecosystem --figures build/ecosystem.json $(ARGS)
 	$(if $(ARGS),,$(ECOSYSTEM_VENV)/bin/python -m tests.ecosystem.table build/ecosystem.json docs/ecosystem.md)
+
+# What an index serves is what was looked at when the versions were pinned.
+audit: $(VENV)/installed-check
+	$(RUN) scripts/audit.py $(ARGS)
 
 release-check: $(VENV)/installed-torch
 	$(RUN) scripts/release_check.py

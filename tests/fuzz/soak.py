@@ -173,6 +173,17 @@ def recompiling(steps: int, look: Callable[[int], None]) -> list[str]:
     return wrong
 
 
+def shortest(steps: int, look: Callable[[int], None]) -> list[str]:
+    """A program of one call, a hundred times a step: as many programs as days of a real training have."""
+    x = torch.zeros(2, dtype=torch.int64).to("ltc")
+    for number in range(steps):
+        for _ in range(100):
+            x.add_(1)
+            torch_ltc.sync()
+        look(number)
+    return [] if x.tolist() == [100 * steps] * 2 else [f"{100 * steps} additions of one give {x.tolist()}"]
+
+
 def counters(steps: int, look: Callable[[int], None]) -> list[str]:
     """Steps while the counter of values passes the ends of narrower integers."""
     wrong = []
@@ -199,6 +210,7 @@ WORKLOADS: dict[str, Callable[[int, Callable[[int], None]], list[str]]] = {
     "recompiling": recompiling,
     "jit": replayed,
     "captured": captured,
+    "shortest": shortest,
     "counters": counters,
 }
 

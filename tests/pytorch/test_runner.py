@@ -256,6 +256,10 @@ def test_what_a_stopped_run_has_done_is_a_sample_by_the_first_seeds() -> None:
 
 
 def test_files_of_an_older_pytorch_are_worded_anew() -> None:
-    old = "super(self.__class__, self)\nfor sample, subtest_ctx in op.sample_inputs():\n    with subtest_ctx(self):"
-    new = "super()\nfor sample, subtest_ctx, sample_ctx in op.sample_inputs():\n    with subtest_ctx(self), sample_ctx(self):"
-    assert stand_ins.reworded(old) == new
+    old = ("super(self.__class__, self)", "for sample, subtest_ctx in op.inputs():", "with subtest_ctx(self):")
+    new = (
+        "super()",
+        "for sample, subtest_ctx, sample_ctx in op.inputs():",
+        "with subtest_ctx(self), sample_ctx(self):",
+    )
+    assert stand_ins.reworded("\n".join(old)) == "\n".join(new)

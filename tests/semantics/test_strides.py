@@ -289,8 +289,14 @@ def test_resizing_an_out_target_with_elements_warns_at_every_call() -> None:
 @pytest.mark.filterwarnings("ignore:torch.range is deprecated")
 @pytest.mark.parametrize(
     "factory",
-    [torch.arange, lambda n, out: torch.range(1, n, out=out), lambda n, out: torch.linspace(0, 1, n, out=out)],
-    ids=["arange", "range", "linspace"],
+    [
+        torch.arange,
+        lambda n, out: torch.range(1, n, out=out),
+        lambda n, out: torch.linspace(0, 1, n, out=out),
+        torch.fft.fftfreq,
+        torch.fft.rfftfreq,
+    ],
+    ids=["arange", "range", "linspace", "fftfreq", "rfftfreq"],
 )
 def test_a_factory_warns_of_a_target_that_it_resizes_as_eager_does(factory: Callable[..., Tensor]) -> None:
     texts = []

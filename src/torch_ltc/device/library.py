@@ -195,6 +195,8 @@ def register_kernels() -> None:
         **random_ops.COMPOSITES,
         **cpu_composites.COMPOSITES,
         **recurrent.COMPOSITES,
+        **sparse.CHECKS,
+        **sparse.CHECKED,
     }
     for name, kernel in composites.items():
         # What the kernels in C++ leave to Python has a key that no tensor has.

@@ -186,9 +186,9 @@ def composed_explicitly(op: Any, *args: Any, **kwargs: Any) -> Any:
     return op._op_dk(DispatchKey.CompositeExplicitAutograd, *args, **kwargs)
 
 
-def composed(op: Any, *args: Any) -> Any:
+def composed(op: Any, *args: Any, **kwargs: Any) -> Any:
     """Run a composite operator decomposed, as PyTorch does, derivatives included."""
-    return op._op_dk(DispatchKey.CompositeImplicitAutograd, *args)
+    return op._op_dk(DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
 
 
 def composite(op: Any, *args: Any, **kwargs: Any) -> Any:

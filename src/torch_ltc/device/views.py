@@ -183,13 +183,13 @@ _RESIZED_RANGE = (
     "{}. Note that this may occur as a result of rounding error. The out tensor will be resized to a tensor of shape "
     "({},)."
 )
-_RANGE = "aten::arange"
+_RANGES = frozenset({"aten::arange", "aten::fft_fftfreq", "aten::fft_rfftfreq"})
 
 
 def _warn_resized(operator: Operator, target: torch.Tensor, spec: Spec) -> None:
     """Warn as eager does of a target with elements that gets another size; most factories resize without a word."""
     have = list(target.shape)
-    if operator.op._schema.name == _RANGE:
+    if operator.op._schema.name in _RANGES:
         text = _RESIZED_RANGE.format(have, target.numel(), spec.size[0], spec.size[0])
     elif any(a.kind in (Kind.TENSOR, Kind.TENSORS) and not a.written for a in operator.arguments):
         text = _RESIZED.format(have, list(spec.size))

@@ -41,7 +41,7 @@ def _stand_in(tensor: torch.Tensor | None) -> torch.Tensor | None:
         return None
     spec = spec_of(tensor)
     # Not `requires_grad_` afterwards, which function transforms refuse.
-    like = {"dtype": spec.dtype, "device": physical_device(), "requires_grad": tensor.requires_grad}
+    like: dict[str, Any] = {"dtype": spec.dtype, "device": physical_device(), "requires_grad": tensor.requires_grad}
     return torch.empty_strided(spec.size, spec.stride, **like)
 
 

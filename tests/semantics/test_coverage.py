@@ -233,6 +233,23 @@ def test_recurrent_layer_trains_as_on_the_cpu(name: str) -> None:
     assert_like_eager(train, exact=False)
 
 
+@pytest.mark.parametrize("name", RECURRENT)
+@pytest.mark.parametrize("mode", [torch.no_grad])
+@pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
+def test_recurrent_layer_without_gradients_equals_eager_to_the_bit(name: str, mode: Callable[[], Any]) -> None:
+    def run(device: str) -> list[Tensor]:
+        torch.manual_seed(0)
+        model = RECURRENT[name]().to(device)
+        x = torch.linspace(-1, 1, 30).view(2, 5, 3).to(device)
+        with mode():
+            out, state = model(x)
+            return [out, *(state if isinstance(state, tuple) else [state])]
+
+    for ours, theirs in zip(run("ltc"), run("cpu"), strict=True):
+        assert ours.stride() == theirs.stride()
+        torch.testing.assert_close(ours.cpu(), theirs, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("name", ["LSTMCell", "GRUCell", "RNNCell"])
 def test_recurrent_cell_equals_eager(name: str) -> None:
     def run(device: str) -> Any:

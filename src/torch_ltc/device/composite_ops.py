@@ -13,7 +13,7 @@ import torch
 from torch_ltc.device.kernels import Kernel, make_kernel
 from torch_ltc.device.registration import composed, with_derivative
 from torch_ltc.program.composite_gradients import is_batch_product, is_folded, linear_backward, matmul_backward
-from torch_ltc.pytorch.private import dispatch_modes, forward_ad
+from torch_ltc.pytorch.private import dispatch_modes, forward_ad, function_transforms
 
 aten = torch.ops.aten
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -25,13 +25,14 @@ _matmul_backward = make_kernel(aten.matmul_backward.default)
 
 def _are_plain(first: torch.Tensor, second: torch.Tensor) -> bool:
     """True for tensors of this device and of one dtype that nobody looks at on the way to its kernels: no subclass, no
-    mode, no derivative forwards."""
+    mode, no function transform, no derivative forwards."""
     if type(first) not in _PLAIN or type(second) not in _PLAIN or first.dtype is not second.dtype:
         return False
     # `device` costs several times as much; one of the tensors is on this device.
     if first.is_cpu or second.is_cpu or first.is_meta or second.is_meta:
         return False
-    return not dispatch_modes() and forward_ad._current_level < 0
+    # Keys that a call is redispatched with do not have those of a transform, and its tensors would get to kernels.
+    return not dispatch_modes() and not function_transforms() and forward_ad._current_level < 0
 
 
 def linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Any:

@@ -89,6 +89,7 @@ def kernel_for(op: OpOverload) -> Kernel | None:
         **cpu_composites.KERNELS,
         **other_layouts.KERNELS,
         **padded_sequences.KERNELS,
+        **recurrent.KERNELS,
         **widened_ops.KERNELS,
         **composite_ops.KERNELS,
     }

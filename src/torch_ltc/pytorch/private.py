@@ -68,6 +68,8 @@ function_modes: Callable[[], int] = torch._C._len_torch_function_stack
 dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 # True inside of `torch.func` transforms.
 function_transforms: Callable[[], bool] = torch._C._are_functorch_transforms_active
+# A context in which none of them sees a call.
+no_function_transforms: Callable[[], Any] = torch._C._DisableFuncTorch
 # A context in which no function mode sees a call.
 no_torch_function: Callable[[], Any] = torch._C.DisableTorchFunction
 # Calls a function for C++, which hands what is warned of meanwhile to Python when it returns. Meanwhile classes of

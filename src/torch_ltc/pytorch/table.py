@@ -98,6 +98,8 @@ table.add(
               check=lambda count: isinstance(count(), int)),
     Interface("torch._C._are_functorch_transforms_active", "knows that `torch.func` transforms run",
               "`torch.func` through `group_norm`", _BINDING, check=lambda active: active() is False),
+    Interface("torch._C._DisableFuncTorch", "makes calls that no `torch.func` transform sees",
+              "attention inside of `torch.func`", _BINDING),
     Interface("torch._C.DisableTorchFunction", "makes calls that no function mode sees", "`ltc run`", _STABLE),
     Interface("torch._C._disabled_torch_function_impl", "hands warnings of kernels to Python before torch 2.15",
               "warnings of kernels", _STABLE),

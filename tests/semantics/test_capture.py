@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import torch_ltc
-from tests.support.backends import FunctionalBackend, registered
+from tests.support.backends import FunctionalBackend, record, registered
 from tests.support.graphs import StandInGraphs, graphs_on_the_cpu
 from torch_ltc import metrics
 from torch_ltc.backends import interpreter
@@ -107,6 +107,30 @@ def test_calls_with_changing_numbers_leave_the_rest_captured(
     assert all(torch.equal(a, b) for a, b in zip(expected, got, strict=True))
     assert {event.graphs for event in captures(seen)} == {1}
     assert "calls between graphs" in captures(seen)[0].text
+
+
+@pytest.mark.parametrize(
+    ("direct", "expected"),
+    [
+        ({2}, "2 * 6"),
+        ({0, 8}, "* 7 *"),
+        # One or two graphs, however short.
+        (set(range(8)), "* * * * * * * * 1"),
+        # Three, of which those of one call are not worth it.
+        ({1, 3}, "* * * * 5"),
+        ({2, 5}, "2 * 2 * 3"),
+    ],
+)
+def test_few_calls_between_others_are_worth_no_graph_where_there_are_many(
+    direct: set[int], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(captured_program, "_MANY_GRAPHS", 2)
+    monkeypatch.setattr(captured_program, "_LEAST_OPERANDS", 4)
+    program, _ = record(lambda x: [x := x + x for _ in range(9)], torch.ones(2))
+    segments = captured_program.segments_of(list(program.calls), direct)
+    assert [call for segment in segments for call in segment.calls] == list(program.calls)
+    assert all(len(segment.calls) == 1 for segment in segments if segment.direct)
+    assert " ".join("*" if segment.direct else str(len(segment.calls)) for segment in segments) == expected
 
 
 def test_a_program_of_calls_that_cannot_be_captured_is_left_alone(

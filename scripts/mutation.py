@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import hashlib
 import json
 import os
 import random
@@ -120,6 +121,16 @@ def idle_lines(source: str) -> set[int]:
         elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
             idle |= set(range(node.lineno, node.body[-1].lineno + 1))
     return idle
+
+
+def digest_of_project() -> str:
+    """A digest of the code and its tests: what passed with it passes again."""
+    digest = hashlib.sha256()
+    for folder in ("src", "tests"):
+        for path in sorted((ROOT / folder).rglob("*")):
+            if path.suffix in (".py", ".cpp", ".h"):
+                digest.update(str(path.relative_to(ROOT)).encode() + path.read_bytes())
+    return digest.hexdigest()
 
 
 class Job:
@@ -267,7 +278,11 @@ def main() -> int:
     samples = {module: drawn(module, jobs[0].mutants(module), options.seed)[: options.sample] for module in modules}
     for place in range(options.sample):
         queue += [(module, chosen[place]) for module, chosen in samples.items() if place < len(chosen)]
-    clean: dict[str, bool] = {}
+    # Modules whose tests pass without any change; those of earlier runs need not be tried again.
+    clean_file = FOLDER / "clean.json"
+    kept = json.loads(clean_file.read_text()) if clean_file.exists() else {}
+    digest = digest_of_project()
+    clean: dict[str, bool] = dict.fromkeys(kept.get(digest, []), True)
 
     def work(job: Job) -> None:
         while queue and time.monotonic() < ends:
@@ -277,6 +292,7 @@ def main() -> int:
                 continue
             if module not in clean:
                 clean[module] = job.run_tests(module, 3 * LIMIT_S) == "survived"
+                clean_file.write_text(json.dumps({digest: [name for name, passed in clean.items() if passed]}))
                 if not clean[module]:
                     print(f"{module}: its tests fail without any change", file=sys.stderr)
             if clean[module]:

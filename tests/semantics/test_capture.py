@@ -553,6 +553,29 @@ def test_numbers_of_compiled_code_that_lie_on_the_host_are_not_captured(
     assert any("takes its run-time numbers from the host" in event.refusal for event in captures(seen))
 
 
+def test_compiled_code_around_calls_to_other_ranks_is_not_captured(
+    graphs: StandInGraphs, seen: list[CaptureEvent | ExecuteEvent], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(capture, "collectives_of", lambda program: program.calls[-1:])
+    x = torch.ones(3).to("ltc")
+    with registered(_OnDevice()), settings.scope(backend="on_device", tiers="blocking"):
+        for _ in range(9):
+            assert (x * 2).exp().shape == (3,)
+            torch_ltc.sync(wait=True)
+    (event,) = captures(seen)
+    assert re.search(r"aten::exp at .*: compiled code cannot be captured around calls that talk to", event.refusal)
+
+
+def test_a_program_that_writes_to_a_target_of_the_right_size_is_captured(
+    graphs: StandInGraphs, seen: list[CaptureEvent | ExecuteEvent]
+) -> None:
+    x, target = torch.ones(3).to("ltc"), torch.empty(3).to("ltc")
+    for step in range(9):
+        torch.add(x, x, out=target)
+        assert target.tolist() == [2.0] * 3, step
+    assert [event.graphs for event in captures(seen)] == [1]
+
+
 def test_draws_of_captured_programs_go_on_after_the_failed_capture_of_another(graphs: StandInGraphs) -> None:
     graphs.refused = frozenset({"aten::cumsum"})
 

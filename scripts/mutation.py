@@ -32,6 +32,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "build" / "mutation"
 # A mutant may loop for ever.
 LIMIT_S = 600.0
+TEST_LIMIT_S = 90
 
 _RECORDING = (
     "tests/unit/test_recorder.py tests/unit/test_invariants.py tests/semantics/test_aliasing.py "
@@ -152,6 +153,7 @@ class Job:
         """The tests of a module, in one process, ending at the first that fails."""
         tests = CORE[module][1].split()
         return [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider",
+                "-o", f"timeout={TEST_LIMIT_S}",
                 "-m", "not slow and not compilers and not browser and not distributed", *tests]  # fmt: skip
 
     def run_tests(self, module: str, limit_s: float) -> str:

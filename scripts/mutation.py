@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import hashlib
 import json
 import os
 import random
@@ -31,6 +32,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "build" / "mutation"
 # A mutant may loop for ever.
 LIMIT_S = 600.0
+TEST_LIMIT_S = 90
 
 _RECORDING = (
     "tests/unit/test_recorder.py tests/unit/test_invariants.py tests/semantics/test_aliasing.py "
@@ -122,6 +124,16 @@ def idle_lines(source: str) -> set[int]:
     return idle
 
 
+def digest_of_project() -> str:
+    """A digest of the code and its tests: what passed with it passes again."""
+    digest = hashlib.sha256()
+    for folder in ("src", "tests"):
+        for path in sorted((ROOT / folder).rglob("*")):
+            if path.suffix in (".py", ".cpp", ".h"):
+                digest.update(str(path.relative_to(ROOT)).encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
 class Job:
     """One copy of the project, in which one mutant at a time is tried."""
 
@@ -141,6 +153,7 @@ class Job:
         """The tests of a module, in one process, ending at the first that fails."""
         tests = CORE[module][1].split()
         return [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider",
+                "-o", f"timeout={TEST_LIMIT_S}",
                 "-m", "not slow and not compilers and not browser and not distributed", *tests]  # fmt: skip
 
     def run_tests(self, module: str, limit_s: float) -> str:
@@ -267,7 +280,11 @@ def main() -> int:
     samples = {module: drawn(module, jobs[0].mutants(module), options.seed)[: options.sample] for module in modules}
     for place in range(options.sample):
         queue += [(module, chosen[place]) for module, chosen in samples.items() if place < len(chosen)]
-    clean: dict[str, bool] = {}
+    # Modules whose tests pass without any change; those of earlier runs need not be tried again.
+    clean_file = FOLDER / "clean.json"
+    kept = json.loads(clean_file.read_text()) if clean_file.exists() else {}
+    digest = digest_of_project()
+    clean: dict[str, bool] = dict.fromkeys(kept.get(digest, []), True)
 
     def work(job: Job) -> None:
         while queue and time.monotonic() < ends:
@@ -277,6 +294,7 @@ def main() -> int:
                 continue
             if module not in clean:
                 clean[module] = job.run_tests(module, 3 * LIMIT_S) == "survived"
+                clean_file.write_text(json.dumps({digest: [name for name, passed in clean.items() if passed]}))
                 if not clean[module]:
                     print(f"{module}: its tests fail without any change", file=sys.stderr)
             if clean[module]:

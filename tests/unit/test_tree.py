@@ -131,6 +131,7 @@ def test_paths_that_never_became_programs_are_pruned() -> None:
     end = grow(tree, 3)
     tree.prune(10, lambda node: None)
     assert list(tree.nodes()) == [end]
+    assert tree.size == 2
 
 
 def test_pruned_paths_can_be_recorded_again() -> None:

@@ -437,10 +437,10 @@ def test_sparse_targets_are_written_as_on_the_cpu(layout: str, write: str) -> No
         tensors = [_LAYOUTS[layout](dense).to(device) for dense in (a, b, elements)]
         try:
             result = _WRITES[write](tensors[0], tensors[1], tensors[2])
+            which = [result is each for each in tensors]
+            return which, [(tuple(each.shape), each._nnz(), each.to_dense().tolist()) for each in tensors]
         except (RuntimeError, IndexError) as error:
             return type(error)
-        which = [result is each for each in tensors]
-        return which, [(tuple(each.shape), each._nnz(), each.to_dense().tolist()) for each in tensors]
 
     for elements in (torch.zeros(6, 6), torch.eye(6), torch.ones(6, 6)):
         assert outcome("ltc", elements) == outcome("cpu", elements)

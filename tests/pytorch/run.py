@@ -2,7 +2,8 @@
 
 Each file runs in worker processes; a test that crashes or hangs is named, and the rest goes on. Results are kept in a
 journal per file, from which a run that was stopped goes on. Exit status 1 if a failure is not in the table of known
-ones, or if a known one is gone; 130 if the run was stopped, with its workers, by an interrupt or SIGTERM.
+ones, a known one is gone, or a file does not load; 130 if the run was stopped, with its workers, by an interrupt or
+SIGTERM.
 """
 
 import argparse
@@ -16,29 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.pytorch import report
+from tests.pytorch.files import FILES, FULL, LAZY, SAMPLED
 from tests.pytorch.records import BATCH, BEGIN, DEVICE, LOADED, Outcome, Record, chosen
 from tests.pytorch.workers import Workers
 
-FULL = (
-    "test_view_ops", "test_indexing", "test_shape_ops", "test_torch", "test_tensor_creation_ops",
-    "test_scatter_gather_ops", "test_sort_and_select", "test_autograd", "test_nn", "test_modules", "test_optim",
-    "test_serialization", "test_type_promotion",
-)  # fmt: skip
-"""Files of which every test is run."""
-SAMPLED = (
-    "test_foreach", "test_binary_ufuncs", "test_unary_ufuncs", "test_reductions", "test_linalg", "test_ops",
-    "test_ops_gradients", "test_ops_fwd_gradients", "test_spectral_ops", "test_complex", "test_masked",
-    "test_segment_reductions", "test_numpy_interop", "test_native_mha", "test_transformers", "test_expanded_weights",
-    "test_nestedtensor", "nn/test_convolution", "nn/test_pooling", "nn/test_dropout", "nn/test_embedding",
-    "nn/test_multihead_attention",
-)  # fmt: skip
-"""Files of which some tests are run, chosen by seed."""
-LAZY = tuple(
-    f"lazy/test_{name}"
-    for name in ("bindings", "debug_util", "extract_compiled_graph", "functionalization", "generator", "meta_kernel",
-                 "reuse_ir", "step_closures", "ts_opinfo")
-)  # fmt: skip
-"""The tests of the original, with `torch._lazy` replaced by this package."""
 LOG_LINES = 30
 
 
@@ -153,7 +135,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.time_limit,
         frozenset(options.again),
     )
-    files = options.file or (*FULL, *SAMPLED, *LAZY)
+    files = options.file or FILES
     if options.report:
         return _report_all(runner, files, version, options)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -175,8 +157,8 @@ def _report(tables: report.Tables, version: str, extent: str, options: argparse.
     for known in gone:
         print(f"known failure that is gone: {known}")
     if options.docs is not None:
-        report.write(options.docs, f"{text}\n\n{report.reasons(tables)}", version, extent)
-    return 1 if unknown or gone else 0
+        report.write(options.docs, tables, version, extent)
+    return 1 if unknown or gone or not all(tables.values()) else 0
 
 
 def _report_all(runner: Runner, files: Sequence[str], version: str, options: argparse.Namespace) -> int:

@@ -226,25 +226,40 @@ def test_run_that_is_stopped_before_it_repeats_failures_has_lost_none(
     }
 
 
-def test_table_and_judgement(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_table_and_judgement(monkeypatch: pytest.MonkeyPatch) -> None:
     outcomes = (Outcome.PASS, Outcome.CPU_ONLY, Outcome.FAIL, Outcome.CRASH, Outcome.SKIPPED, Outcome.CPU_FAILS)
     tables = {"test_things": [Record(f"T.test_{outcome.value}", outcome, "why") for outcome in outcomes]}
     known = Known("test_things", ("T.test_f*",), Kind.MISSING, "not there")
     gone = Known("test_things", ("T.test_pass",), Kind.DEFECT, "mended")
     monkeypatch.setattr(report, "KNOWN_FAILURES", (known, gone))
-    text = report.table(tables)
-    assert text.splitlines()[-1] == "| all | 1 | 1 | 1 | 0 | 1 | 1 | 1 | 50.0 % |"
+    assert report.table(tables).splitlines()[-1] == "| all | 1 | 1 | 1 | 0 | 1 | 1 | 1 | 0 | 50.0 % |"
     unknown, forgotten = report.judge(tables, complete=True)
     assert list(report.lines(unknown)) == ["crash: test_things T.test_crash: why"]
     assert forgotten == [gone]
     assert report.judge(tables, complete=False)[1] == []
+
+
+def test_a_report_of_some_files_leaves_what_the_page_says_of_others(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n")
-    report.write(page, text, "2.6", "every test")
-    assert "old" not in page.read_text()
-    assert text in page.read_text()
-    assert page.read_text().startswith("before\n")
-    assert page.read_text().endswith("\nafter\n")
+    passed, late = Record("T.test_a", Outcome.PASS), Record("T.test_b", Outcome.PASS, f"{LATE}: aten::embedding")
+    failed = Record("T.test_c", Outcome.FAIL, "why")
+    report.write(page, {"test_nn": [failed, passed], "test_complex": [passed]}, "2.6", "every test")
+    report.write(page, {"test_view_ops": [failed], "test_complex": [late, passed], "test_masked": []}, "2.6", "some")
+    lines = page.read_text().splitlines()
+    assert lines[0] == "before"
+    assert lines[-1] == "after"
+    assert "old" not in lines
+    assert next(line for line in lines if "with torch" in line).endswith(": some. Of an earlier commit: `test_nn`.")
+    assert [line for line in lines if line.startswith(("| `", "| all"))] == [
+        "| `test_view_ops` | 0 | 1 | 0 | 0 | 0 | 0 | 0 | 0 | 0.0 % |",
+        "| `test_nn` | 1 | 1 | 0 | 0 | 0 | 0 | 0 | 0 | 50.0 % |",
+        "| `test_complex` | 2 | 0 | 0 | 0 | 0 | 0 | 0 | 1 | 100.0 % |",
+        "| `test_masked` | does not load with this PyTorch |",
+        "| all | 3 | 2 | 0 | 0 | 0 | 0 | 0 | 1 | 60.0 % |",
+        "| `test_view_ops` | 1 | not looked into | why |",
+        "| `test_nn` | 1 | not looked into | why |",
+    ]
 
 
 def test_what_a_stopped_run_has_done_is_a_sample_by_the_first_seeds() -> None:

@@ -358,6 +358,7 @@ def test_operators_on_lists_count_versions_up_as_in_eager() -> None:
         torch._foreach_add_(tensors, 1.0)
         torch._foreach_mul_(tensors[:2], tensors[1:])
         torch._foreach_zero_(tensors[2:])
+        torch._foreach_addcmul_(tensors, tensors, tensors, torch.tensor([1.0, 2.0, 3.0]))
         states = [[torch.ones(2, device=device)] for _ in range(4)]
         step = [torch.ones((), device=device)]
         options = {"lr": 0.1, "beta1": 0.9, "beta2": 0.99, "weight_decay": 0.0, "eps": 1e-8, "amsgrad": False}

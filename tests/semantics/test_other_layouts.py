@@ -417,6 +417,35 @@ def test_a_copy_from_layout_to_layout_is_that_of_the_cpu(target: str, source: st
         assert outcome(devices, given) == outcome(("cpu", "cpu"), given)
 
 
+_WRITES: dict[str, Callable[[Tensor, Tensor, Tensor], Any]] = {
+    "add(out=)": lambda a, b, out: torch.add(a, b, out=out),
+    "mul(out=)": lambda a, b, out: torch.mul(a, b, out=out),
+    "add_": lambda a, b, out: a.add_(b),
+    "mul_ by a number": lambda a, b, out: a.mul_(2),
+    "sin_": lambda a, b, out: a.sin_(),
+    "resize_ to fewer rows": lambda a, b, out: b.resize_(2, 6),
+    "resize_ to more rows": lambda a, b, out: a.resize_(8, 6),
+    "zero_": lambda a, b, out: a.zero_(),
+}
+
+
+@pytest.mark.parametrize("layout", ["coo", "csr", "csc", "bsr"])
+@pytest.mark.parametrize("write", _WRITES)
+def test_sparse_targets_are_written_as_on_the_cpu(layout: str, write: str) -> None:
+    def outcome(device: str, elements: Tensor) -> Any:
+        a, b = torch.eye(6), torch.arange(36.0).view(6, 6)
+        tensors = [_LAYOUTS[layout](dense).to(device) for dense in (a, b, elements)]
+        try:
+            result = _WRITES[write](tensors[0], tensors[1], tensors[2])
+            which = [result is each for each in tensors]
+            return which, [(tuple(each.shape), each._nnz(), each.to_dense().tolist()) for each in tensors]
+        except (RuntimeError, IndexError) as error:
+            return type(error)
+
+    for elements in (torch.zeros(6, 6), torch.eye(6), torch.ones(6, 6)):
+        assert outcome("ltc", elements) == outcome("cpu", elements)
+
+
 @pytest.mark.parametrize(
     "indices", [[[0, 1, 1], [2, 0, 2]], [[0, 1, 0], [2, 0, 2]], [[0, 0, 1], [1, 1, 0]], [[0, 1, 7], [2, 0, 2]]]
 )

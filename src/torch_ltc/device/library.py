@@ -113,7 +113,10 @@ def kernel_for(op: OpOverload) -> Kernel | None:
     if plain in _RANGES and operator.kinds[:2].count(Kind.TENSOR):
         return _on_any_device(op, make_kernel(op))
     if plain.startswith("_foreach_"):
-        return _counting_versions(operator, make_kernel(op))
+        kernel = _counting_versions(operator, make_kernel(op))
+        return (
+            _with_numbers(op, kernel) if plain.startswith("_foreach_addc") and op._overloadname == "Tensor" else kernel
+        )
     return make_kernel(op)
 
 
@@ -127,6 +130,18 @@ def _on_any_device(op: OpOverload, kernel: Kernel) -> Kernel:
         return composed_explicitly(op, *args, device=device, **kwargs)
 
     return on_any_device
+
+
+def _with_numbers(op: OpOverload, kernel: Kernel) -> Kernel:
+    """The kernel of an operator that takes numbers in a tensor of the CPU, and reads them when it is called."""
+    with_list = getattr(torch.ops.aten, op._opname).ScalarList
+
+    def with_numbers(self: Any, tensor1: Any, tensor2: Any, scalars: torch.Tensor) -> Any:
+        if scalars.is_cpu and scalars.dim() == 1 and len(scalars) == len(self):
+            return with_list(self, tensor1, tensor2, scalars.tolist())
+        return kernel(self, tensor1, tensor2, scalars)
+
+    return with_numbers
 
 
 def _counting_versions(operator: Operator, kernel: Kernel) -> Kernel:

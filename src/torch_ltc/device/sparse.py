@@ -67,7 +67,14 @@ def parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 def replace(target: torch.Tensor, tensor: torch.Tensor) -> None:
     """Give a sparse tensor of the device the size and the parts of another one."""
-    target.data = tensor
+    if target.layout is torch.sparse_coo:
+        target.data = tensor
+        return
+    # Compressed tensors keep their parts when their data is set, in PyTorch.
+    if target.size() != tensor.size() or parts(target)[-1].size() != parts(tensor)[-1].size():
+        aten.resize_as_sparse_.default.redispatch(COMPRESSED, target, tensor)
+    for own, given in zip(parts(target), parts(tensor), strict=True):
+        own.copy_(given)
 
 
 def make(

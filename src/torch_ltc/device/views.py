@@ -219,10 +219,19 @@ def out_kernel(operator: Operator) -> Kernel:
     return kernel
 
 
+# Elementwise operators that PyTorch does not say to be.
+_NAMES = (
+    "where floor_divide elu_backward gelu_backward hardshrink_backward hardsigmoid_backward hardtanh_backward "
+    "leaky_relu_backward log_sigmoid_backward softplus_backward softshrink_backward threshold_backward"
+)
+_ELEMENTWISE = frozenset(f"aten::{name}" for name in _NAMES.split())
+
+
 def _refuse_as_eager(operator: Operator, values: tuple[Any, ...], target: torch.Tensor, spec: Spec) -> None:
     """Raise what eager's elementwise kernels raise where a target that would be resized is an operand, too."""
     given = [value for value, a in zip(values, operator.arguments, strict=True) if not a.written]
-    if torch.Tag.pointwise in operator.op.tags and any(value is target for value in given):
+    elementwise = torch.Tag.pointwise in operator.op.tags or operator.op._schema.name in _ELEMENTWISE
+    if elementwise and any(value is target for value in given):
         have, needed = list(target.shape), list(spec.size)
         raise RuntimeError(f"output with shape {have} doesn't match the broadcast shape {needed}")
 

@@ -455,6 +455,8 @@ IN_PLACE = """
 torch._foreach_add_([{f}, {g}], {n})
 torch._foreach_mul_([{f}], [{g}])
 torch._foreach_copy_([{f}], [{g}])
+torch._foreach_add_([{f}, {g}, {f}], [{g}, {f}, {g}], alpha=2)
+torch._foreach_sqrt_([{f}, {g}])
 {x}.logical_not_()
 {x}.eq_({y})
 {x}.copy_(torch.arange({x}.numel()).view({x}.shape))

@@ -242,6 +242,25 @@ def test_recurrent_networks_inside_of_function_transforms_give_what_eager_gives(
         torch.testing.assert_close(ours.cpu(), theirs, rtol=0, atol=0)
 
 
+def test_calls_on_lists_refuse_tensors_of_inference_mode_as_eager_does() -> None:
+    def run(device: str) -> list[Any]:
+        first, last = torch.ones(2, device=device), torch.ones(2, device=device)
+        with torch.inference_mode():
+            frozen = first + 1
+        versions = []
+        # What is known is recorded in another way.
+        for _ in range(3):
+            with pytest.raises(RuntimeError, match="Inplace update to inference tensor outside InferenceMode"):
+                torch._foreach_mul_([first, frozen, last], [last, first, frozen])
+            versions += [first._version, last._version]
+        with torch.inference_mode():
+            torch._foreach_add_([frozen], 1.0)
+        torch._foreach_add_([first, last], 2.0)
+        return [*versions, first.tolist(), frozen.tolist(), last.tolist()]
+
+    assert run("ltc") == run("cpu")
+
+
 def test_hooks_see_gradients_on_the_device() -> None:
     seen: list[list[float]] = []
     x = torch.ones(2, device="ltc", requires_grad=True)

@@ -432,6 +432,9 @@ def test_an_operand_is_no_target_of_another_size() -> None:
         small, large = torch.ones(3, 4, device=device), torch.ones(2, 3, 4, device=device)
         with pytest.raises(RuntimeError, match=r"output with shape \[3, 4\] doesn't match the broadcast shape"):
             torch.mul(small, large, out=small)
+        for empty in (large, large[:0]):
+            with pytest.raises(RuntimeError, match=r"output with shape \[3, 4\] doesn't match the broadcast shape"):
+                torch.where(empty > 0, empty, small, out=small)
         assert small.shape == (3, 4)
 
 

@@ -227,7 +227,7 @@ _ELEMENTWISE = frozenset(
         "special_gammainc", "special_gammaincc",
         *(f"{loss}{backward}" for loss in ("mse_loss", "huber_loss", "smooth_l1_loss", "soft_margin_loss")
           for backward in ("", "_backward")),
-        *(f"{function}_backward" for function in ("gelu", "hardshrink", "hardsigmoid", "hardtanh", "log_sigmoid",
+        *(f"{function}_backward" for function in ("elu", "gelu", "hardshrink", "hardsigmoid", "hardtanh", "leaky_relu", "log_sigmoid",
                                                   "softplus", "softshrink", "threshold")),
     )
 )  # fmt: skip

@@ -375,7 +375,7 @@ bool EagerRegion::resolve(Operator& op, const c10::IValue* arguments, Operands& 
 }
 
 bool EagerRegion::run(Operator& op, const c10::IValue* arguments, Values* returned) {
-  if (!op.at_once || !Py_IsInitialized() || !has_clean_state()) {
+  if (!op.at_once || !Py_IsInitialized() || !has_clean_state() || writes_in_vain(op, arguments)) {
     return false;
   }
   Operands found;

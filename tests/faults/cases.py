@@ -123,6 +123,8 @@ def cases_of(workload: Workload, counts: dict[str, int], injector: Injector, mos
     """Every fault at every place of a workload, at `most` calls of the place: the first ones and the last."""
     made: list[Case] = []
     for place, count in sorted(counts.items()):
+        if workload.data != (injector.kinds[place] == "data"):
+            continue
         numbers = list(range(1, count + 1))
         chosen = numbers if count <= most else [*numbers[: most - 1], count]
         for number, fault in itertools.product(chosen, faults_of(injector.kinds[place])):
@@ -271,7 +273,9 @@ def _compare(
         outcome.states.append("nothing done")
         theirs.load(before)
         return
-    elif case is not None and case.place in _SINGLE_CALLS:
+    elif case is not None and (
+        case.place in _SINGLE_CALLS or (workload.data and _same(workload, now, theirs.without_data(before)))
+    ):
         outcome.states.append("as in eager, without the call")
     else:
         known = case is not None and (case.workload.name, case.place) in GAPS

@@ -93,6 +93,11 @@ def _kill(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
     return function(*args, **kwargs)
 
 
+def _beyond(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Indices that are none of the tensor's: the kernel that takes them fails, wherever it is called."""
+    return function(*args, **kwargs) + 100
+
+
 def _jump(distance_s: float) -> Callable[..., Any]:
     def happen(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return function(*args, **kwargs) + distance_s
@@ -113,6 +118,7 @@ FAULTS = (
     Fault("torn write", ("write",), _tear),
     Fault("killed process", ("process",), _kill),
     Fault("no process", ("process",), _raise(lambda: OSError(errno.EAGAIN, os.strerror(errno.EAGAIN)))),
+    Fault("index out of range", ("data",), _beyond),
     Fault("clock a day ahead", ("clock",), _jump(_DAY_S)),
     Fault("clock a day back", ("clock",), _jump(-_DAY_S)),
 )

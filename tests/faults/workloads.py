@@ -66,6 +66,15 @@ class Training:
             torch._foreach_add_([weight, bias, out], velocities, alpha=-rate)
         return loss.detach()
 
+    def selected_step(self, rows: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """The same of chosen rows."""
+        return self.step(F.embedding(rows, x), y, 0.1)
+
+    @staticmethod
+    def without_data(before: list[Tensor]) -> list[Tensor]:
+        """What becomes of these values in a step whose data is wrong: what does not depend on it happens."""
+        return [*before[:3], *(velocity * 0.9 for velocity in before[3:])]
+
 
 Step = Callable[[Training, int, Injector | None], object]
 
@@ -129,6 +138,33 @@ def listened_step(training: Training, number: int, injector: Injector | None) ->
     return loss
 
 
+def selecting_step(training: Training, number: int, injector: Injector | None) -> object:
+    """A step with a kernel that looks at its data, and fails itself, whatever calls it."""
+    rows: Callable[[], Tensor] = lambda: torch.arange(3)  # noqa: E731
+    if injector is not None:
+        rows = injector.wrap("rows of a batch", rows, "data")
+    loss = training.selected_step(rows().to(training.device), *training.batch(number))
+    if training.device == "ltc":
+        torch_ltc.sync(wait=True)
+        torch_ltc.wait_for_compiles()
+    return loss
+
+
+def selecting_reading_step(training: Training, number: int, injector: Injector | None) -> object:
+    """The same, and its loss is read."""
+    loss = selecting_step(training, number, injector)
+    assert isinstance(loss, Tensor)
+    return loss.item()
+
+
+def selecting_jit_step(training: Training, number: int, injector: Injector | None) -> object:
+    """The same in a step that is replayed."""
+    if training.device == "ltc" and training._jit is None:
+        training._jit = torch_ltc.jit(training.selected_step)
+        training.selected_step = training._jit  # type: ignore[method-assign]
+    return selecting_step(training, number, injector)
+
+
 class _Function:
     """A functional program, call by call with PyTorch's kernels."""
 
@@ -169,7 +205,8 @@ class FaultyFunctional(FunctionalBackend):
 @dataclass(frozen=True, slots=True)
 class Workload:
     """A training with these settings. With `graphs` the CPU has a stand-in for the graphs of a device; with `disk`
-    there is a cache folder, and programs are forgotten in the middle, so that they are loaded from it."""
+    there is a cache folder, and programs are forgotten in the middle, so that they are loaded from it. With `data` its
+    data alone are what is wrong."""
 
     name: str
     step: Step = plain_step
@@ -178,6 +215,7 @@ class Workload:
     exact: bool = True
     graphs: bool = False
     disk: bool = False
+    data: bool = False
 
     @contextmanager
     def surroundings(self) -> Iterator[str]:
@@ -212,5 +250,19 @@ WORKLOADS = (
     Workload("async_item", async_step, {"backend": "interpreter"}),
     Workload("disk cache", settings={"backend": "torchscript"}, steps=6, disk=True),
     Workload("background", settings={"backend": "torchscript", "tiers": "background"}, steps=5, disk=True),
+    Workload("data, interpreter", selecting_step, {"backend": "interpreter"}, steps=6, data=True),
+    Workload("data, reading", selecting_reading_step, {"backend": "interpreter"}, steps=6, data=True),
+    Workload("data, TorchScript", selecting_step, {"backend": "torchscript"}, steps=6, data=True),
+    Workload("data, functional", selecting_step, {"backend": "faults functional"}, steps=6, exact=False, data=True),
+    Workload("data, jit", selecting_jit_step, {"backend": "interpreter"}, steps=8, data=True),
+    Workload("data, jit of TorchScript", selecting_jit_step, {"backend": "torchscript"}, steps=8, data=True),
+    Workload(
+        "data, captured",
+        selecting_step,
+        {"backend": "interpreter", "cuda_graphs": "always"},
+        steps=8,
+        graphs=True,
+        data=True,
+    ),
     Workload("compiler process", settings={"backend": "faults out of process", "tiers": "background"}, exact=False),
 )

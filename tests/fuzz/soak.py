@@ -1,12 +1,13 @@
-"""`python -m tests.fuzz.soak`: thousands of steps of three workloads, while memory and every bounded thing is watched.
+"""`python -m tests.fuzz.soak`: thousands of steps of each workload, while memory and every bounded thing is watched.
 
-What must hold: memory of the process and live objects are flat after the first third; the prefix tree, the executables
-and the queue stay within their bounds; results are those of eager. Exit status 1 if something does not.
+What must hold: memory of the process and live objects are flat after the first third; the prefix tree, the executables,
+the queue and the graphs stay within their bounds; results are those of eager. Exit status 1 if something does not.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import gc
 import random
 import resource
@@ -20,9 +21,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import torch_ltc
+from tests.support.graphs import graphs_on_the_cpu
 from torch_ltc.compile.program_cache import executables
 from torch_ltc.config import settings
 from torch_ltc.execute.executor import executor
+from torch_ltc.execute.graph_cache import graph_cache
 from torch_ltc.record.recorder import recorder
 
 LOOKS = 30
@@ -61,6 +64,10 @@ class Figures:
         ):
             if now > bound:
                 self.wrong.append(f"{now} {what}, more than {bound}")
+        graphs = graph_cache.figures()
+        # One program stays captured, however large.
+        if graphs["graphs.count"] > 1 and graphs["graphs.bytes"] > (settings.graph_bytes or graphs["graphs.bytes"]):
+            self.wrong.append(f"graphs hold {graphs['graphs.bytes']} bytes, more than {settings.graph_bytes}")
 
     def judge(self) -> list[str]:
         """All that is wrong, what grows included."""
@@ -114,6 +121,32 @@ def replayed(steps: int, look: Callable[[int], None]) -> list[str]:
     return digits(steps, look, jit=True)
 
 
+def captured(steps: int, look: Callable[[int], None]) -> list[str]:
+    """Training with batches of six sizes, each a program that is captured; graphs of a few fit into their bound."""
+    torch.manual_seed(0)
+    theirs = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
+    ours = copy.deepcopy(theirs).to("ltc")
+    pairs = [(model, torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)) for model in (ours, theirs)]
+    batches = [torch.randn(2 + size, 16) for size in range(6)]
+    wrong = []
+    with settings.scope(backend="interpreter", cuda_graphs="always", graph_bytes=3_500), graphs_on_the_cpu() as graphs:
+        for number in range(steps):
+            # Often the same sizes for a while, so that they are captured before their graphs are dropped again.
+            batch = batches[random.Random(number // 40).choice(range(6)) - number % 2]
+            for model, optimizer in pairs:
+                optimizer.zero_grad()
+                model(batch.to(next(model.parameters()).device)).square().mean().backward()
+                optimizer.step()
+            look(number)
+            if graphs.alive() * graphs.graph_bytes > settings.graph_bytes + graphs.graph_bytes:
+                wrong.append(f"{graphs.alive()} graphs are alive at step {number}")
+        if not all(torch.equal(a.cpu(), b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True)):
+            wrong.append("parameters differ from eager's")
+        if steps > 200 and graphs.captures < 7:
+            wrong.append(f"{graphs.captures} programs were captured")
+    return wrong
+
+
 def recompiling(steps: int, look: Callable[[int], None]) -> list[str]:
     """A program of other calls and sizes at each step, with small bounds, compared with eager."""
     wrong = []
@@ -138,6 +171,17 @@ def recompiling(steps: int, look: Callable[[int], None]) -> list[str]:
             torch_ltc.sync()
             look(number)
     return wrong
+
+
+def shortest(steps: int, look: Callable[[int], None]) -> list[str]:
+    """A program of one call, a hundred times a step: as many programs as days of a real training have."""
+    x = torch.zeros(2, dtype=torch.int64).to("ltc")
+    for number in range(steps):
+        for _ in range(100):
+            x.add_(1)
+            torch_ltc.sync()
+        look(number)
+    return [] if x.tolist() == [100 * steps] * 2 else [f"{100 * steps} additions of one give {x.tolist()}"]
 
 
 def counters(steps: int, look: Callable[[int], None]) -> list[str]:
@@ -165,6 +209,8 @@ WORKLOADS: dict[str, Callable[[int, Callable[[int], None]], list[str]]] = {
     "digits": digits,
     "recompiling": recompiling,
     "jit": replayed,
+    "captured": captured,
+    "shortest": shortest,
     "counters": counters,
 }
 

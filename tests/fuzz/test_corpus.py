@@ -15,6 +15,7 @@ from tests.fuzz.modes import EVERYWHERE, MODES, entered
 from tests.fuzz.program import Mode, Program, script
 from tests.fuzz.worker import OtherProcess
 from tests.semantics.support import run_script
+from torch_ltc.config import settings
 
 SEEDS_PER_MODE = 30
 REGRESSIONS = sorted((Path(__file__).parent / "regressions").glob("*.txt"))
@@ -158,3 +159,11 @@ def test_a_soak_sees_what_grows() -> None:
         "bytes of memory grow from 1,073,741,824 to 2,147,483,648",
         "bytes of live buffers grow from 5 to 600",
     ]
+
+
+def test_a_soak_sees_graphs_beyond_their_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(soak.graph_cache, "figures", lambda: {"graphs.count": 2, "graphs.bytes": 2_001})
+    figures = soak.Figures()
+    with settings.scope(graph_bytes=2_000):
+        figures.look()
+    assert figures.wrong == ["graphs hold 2001 bytes, more than 2000"]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import torch_ltc
-from tests.support.backends import FunctionalBackend, registered
+from tests.support.backends import FunctionalBackend, record, registered
 from tests.support.graphs import StandInGraphs, graphs_on_the_cpu
 from torch_ltc import metrics
 from torch_ltc.backends import interpreter
@@ -107,6 +107,30 @@ def test_calls_with_changing_numbers_leave_the_rest_captured(
     assert all(torch.equal(a, b) for a, b in zip(expected, got, strict=True))
     assert {event.graphs for event in captures(seen)} == {1}
     assert "calls between graphs" in captures(seen)[0].text
+
+
+@pytest.mark.parametrize(
+    ("direct", "expected"),
+    [
+        ({2}, "2 * 6"),
+        ({0, 8}, "* 7 *"),
+        # One or two graphs, however short.
+        (set(range(8)), "* * * * * * * * 1"),
+        # Three, of which those of one call are not worth it.
+        ({1, 3}, "* * * * 5"),
+        ({2, 5}, "2 * 2 * 3"),
+    ],
+)
+def test_few_calls_between_others_are_worth_no_graph_where_there_are_many(
+    direct: set[int], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(captured_program, "_MANY_GRAPHS", 2)
+    monkeypatch.setattr(captured_program, "_LEAST_OPERANDS", 4)
+    program, _ = record(lambda x: [x := x + x for _ in range(9)], torch.ones(2))
+    segments = captured_program.segments_of(list(program.calls), direct)
+    assert [call for segment in segments for call in segment.calls] == list(program.calls)
+    assert all(len(segment.calls) == 1 for segment in segments if segment.direct)
+    assert " ".join("*" if segment.direct else str(len(segment.calls)) for segment in segments) == expected
 
 
 def test_a_program_of_calls_that_cannot_be_captured_is_left_alone(
@@ -527,6 +551,29 @@ def test_numbers_of_compiled_code_that_lie_on_the_host_are_not_captured(
         for step in range(1, 10):
             assert (x * (0.5 * step) + x).tolist() == [0.5 * step + 1] * 3
     assert any("takes its run-time numbers from the host" in event.refusal for event in captures(seen))
+
+
+def test_compiled_code_around_calls_to_other_ranks_is_not_captured(
+    graphs: StandInGraphs, seen: list[CaptureEvent | ExecuteEvent], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(capture, "collectives_of", lambda program: program.calls[-1:])
+    x = torch.ones(3).to("ltc")
+    with registered(_OnDevice()), settings.scope(backend="on_device", tiers="blocking"):
+        for _ in range(9):
+            assert (x * 2).exp().shape == (3,)
+            torch_ltc.sync(wait=True)
+    (event,) = captures(seen)
+    assert re.search(r"aten::exp at .*: compiled code cannot be captured around calls that talk to", event.refusal)
+
+
+def test_a_program_that_writes_to_a_target_of_the_right_size_is_captured(
+    graphs: StandInGraphs, seen: list[CaptureEvent | ExecuteEvent]
+) -> None:
+    x, target = torch.ones(3).to("ltc"), torch.empty(3).to("ltc")
+    for step in range(9):
+        torch.add(x, x, out=target)
+        assert target.tolist() == [2.0] * 3, step
+    assert [event.graphs for event in captures(seen)] == [1]
 
 
 def test_draws_of_captured_programs_go_on_after_the_failed_capture_of_another(graphs: StandInGraphs) -> None:

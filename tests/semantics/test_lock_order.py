@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 from pathlib import Path
 
+from tests.support.checked_locks import MADE, documented
+
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "torch_ltc"
-RECORD = ROOT / "docs" / "decisions" / "0010-one-recorder-for-all-threads.md"
-_ROW = re.compile(r"^\| (\d) \| `([\w/]+\.py) (\w+)` \|", re.MULTILINE)
-_MADE = re.compile(r"(\w+) = threading\.(?:Lock|RLock|Condition)\(")
-
-
-def documented() -> dict[str, int]:
-    """The level of each lock, by its name."""
-    return {f"{file} {attribute}": int(level) for level, file, attribute in _ROW.findall(RECORD.read_text())}
 
 
 def test_every_lock_of_the_package_has_a_level() -> None:
@@ -24,7 +17,7 @@ def test_every_lock_of_the_package_has_a_level() -> None:
         f"{path.relative_to(PACKAGE)} {match[1]}"
         for path in PACKAGE.rglob("*.py")
         if "testing" not in path.parts
-        for match in _MADE.finditer(path.read_text())
+        for match in MADE.finditer(path.read_text())
     }
     assert made == set(documented())
 

@@ -432,4 +432,23 @@ def test_an_operand_is_no_target_of_another_size() -> None:
         small, large = torch.ones(3, 4, device=device), torch.ones(2, 3, 4, device=device)
         with pytest.raises(RuntimeError, match=r"output with shape \[3, 4\] doesn't match the broadcast shape"):
             torch.mul(small, large, out=small)
+        for empty in (large, large[:0]):
+            with pytest.raises(RuntimeError, match=r"output with shape \[3, 4\] doesn't match the broadcast shape"):
+                torch.where(empty > 0, empty, small, out=small)
         assert small.shape == (3, 4)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x, out: torch.where(x > 0, x, out, out=out),
+        lambda x, out: torch.floor_divide(x, out, out=out),
+        lambda x, out: torch.ops.aten.mse_loss.out(x, out, 0, out=out),
+        lambda x, out: torch.ops.aten.threshold_backward.grad_input(x, out, 1.5, grad_input=out),
+    ],
+    ids=["where", "floor_divide", "mse_loss", "threshold_backward"],
+)
+def test_elementwise_calls_that_are_not_tagged_so_refuse_to_resize_an_operand(call: Callable[..., object]) -> None:
+    for device in ("cpu", "ltc"):
+        with pytest.raises(RuntimeError, match=r"output with shape \[1\] doesn't match the broadcast shape"):
+            call(torch.ones(4, 3, device=device), torch.ones(1, device=device))

@@ -11,16 +11,34 @@ import re
 import sys
 import threading
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
-_MADE = re.compile(r"(\w+) = threading\.(?:Lock|RLock|Condition)\(")
+MADE = re.compile(r"(\w+) = threading\.(?:Lock|RLock|Condition)\(")
 RECORDER = "record/recorder.py lock"
+_RECORD = Path(__file__).resolve().parents[2] / "docs" / "decisions" / "0010-one-recorder-for-all-threads.md"
+_ROW = re.compile(r"^\| (\d) \| `([\w/]+\.py) (\w+)` \|", re.MULTILINE)
 
 # Pairs of locks: the second was taken while the first was held.
 edges: set[tuple[str, str]] = set()
 taken: set[str] = set()
 faults: list[str] = []
 _held = threading.local()
+
+
+def documented() -> dict[str, int]:
+    """The level of each lock, by its name."""
+    return {f"{file} {attribute}": int(level) for level, file, attribute in _ROW.findall(_RECORD.read_text())}
+
+
+def out_of_order() -> list[str]:
+    """What was seen since the last time that is not in the order that is written down."""
+    levels = documented()
+    wrong = [f"{after} is taken while {before} is held" for before, after in edges if levels[before] >= levels[after]]
+    found = [*faults, *sorted(wrong)]
+    edges.clear()
+    faults.clear()
+    return found
 
 
 def held() -> list[str]:
@@ -85,7 +103,7 @@ def _name_of_maker() -> str:
     while frame.f_back is not None and frame.f_code.co_filename == threading.__file__:
         frame = frame.f_back
     file = frame.f_code.co_filename
-    made = _MADE.search(linecache.getline(file, frame.f_lineno))
+    made = MADE.search(linecache.getline(file, frame.f_lineno))
     _, package, inside = file.rpartition("/torch_ltc/")
     return f"{inside} {made[1]}" if package and made else ""
 

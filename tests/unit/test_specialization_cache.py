@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,12 +12,13 @@ import torch
 from torch import Tensor
 
 import torch_ltc
-from tests.support.backends import FunctionalBackend, SymbolicBackend, record
+from tests.support.backends import FunctionalBackend, SymbolicBackend, record, seen_events
 from torch_ltc.backends.torchscript import TorchScriptBackend
 from torch_ltc.compile.program_cache import CachedProgram
 from torch_ltc.compile.specialization_cache import CacheMiss, CompileRequest, Lookup, Specializations
 from torch_ltc.config import settings
 from torch_ltc.errors import CompileError
+from torch_ltc.events import CompileEvent, LoadEvent
 from torch_ltc.lowering.interface import Backend
 from torch_ltc.lowering.lower import Executable, lower
 
@@ -253,3 +255,20 @@ def test_a_program_whose_results_lie_otherwise_looks_after_itself() -> None:
     other = looking_entry(6, (0,))
     assert runs.lookup(other).executable is None
     assert runs.request(other).specialization is None
+
+
+def test_what_is_loaded_from_disk_serves_all_programs_that_it_was_compiled_for(tmp_path: Path) -> None:
+    def run(*sizes: int) -> list[type]:
+        torch_ltc.ir_cache.reset()
+        with seen_events() as seen:
+            for size in (*sizes, *sizes):
+                assert (torch.ones(size, 3).to("ltc") * 2).sum().item() == 6 * size
+            torch_ltc.wait_for_compiles()
+        return [type(event) for event in seen if isinstance(event, (CompileEvent, LoadEvent))]
+
+    with settings.scope(cache_dir=str(tmp_path / "shared"), tiers="blocking", backend="torchscript"):
+        assert run(3, 4, 5) == [CompileEvent]
+        assert run(6, 7, 8) == [LoadEvent]
+    with settings.scope(cache_dir=str(tmp_path / "own"), tiers="blocking", backend="torchscript", promotion=False):
+        assert run(3, 4) == [CompileEvent, CompileEvent]
+        assert run(3, 4) == [LoadEvent, LoadEvent]

@@ -28,6 +28,7 @@ from torch_ltc.program.symbolic_key import (
     slot_text,
     specialize,
     symbolic_key,
+    symbolic_key_text,
 )
 from torch_ltc.program.text import program_text
 
@@ -98,6 +99,20 @@ def test_whether_a_call_returns_a_view_is_part_of_the_skeleton() -> None:
     fresh = replace(call, returns=(Return(ReturnKind.FRESH, returned.spec, group=0),))
     other = replace(program, instructions=(*program.instructions[:1], fresh))
     assert symbolic_key(other)[0] != symbolic_key(program)[0]
+
+
+def test_the_text_of_a_skeleton_is_the_same_in_every_process() -> None:
+    """Operators by name: their numbers are those of the order in which a process meets them."""
+    program = recorded(lambda x: (x[1:3].view(8) * 2).sum(0), torch.ones(6, 4))
+    integer = "<class 'int'>"
+    assert symbolic_key_text(program).splitlines() == [
+        *("(4,)", "device(type='cpu')", "1"),
+        *("'input'", "0", "torch.float32", "2", "False", "False"),
+        *("'aten::slice.Tensor'", "0", f"({integer}, 0)", integer, integer, integer, "('VIEW', 0, 'None')"),
+        *("'aten::view'", "1", "1", "('VIEW', 0, 'None')"),
+        *("'aten::mul.Tensor'", "2", integer, "0"),
+        *("'aten::sum.dim_IntList'", "3", f"(({integer}, 0),)", "(<class 'bool'>, False)", "None", "0"),
+    ]
 
 
 def test_a_slot_is_named_with_its_line() -> None:

@@ -131,6 +131,7 @@ def test_paths_that_never_became_programs_are_pruned() -> None:
     end = grow(tree, 3)
     tree.prune(10, lambda node: None)
     assert list(tree.nodes()) == [end]
+    assert tree.size == 2
 
 
 def test_pruned_paths_can_be_recorded_again() -> None:
@@ -140,6 +141,44 @@ def test_pruned_paths_can_be_recorded_again() -> None:
     assert tree.size == 1
     assert grow(tree, 1, 2, 3).depth == 3
     assert tree.size == 4
+
+
+def test_each_state_of_the_switches_has_paths_of_its_own_and_all_are_pruned_together() -> None:
+    tree = Tree()
+    first = grow(tree, 1, 2)
+    tree.select("other")
+    assert tree.find(tree.root, (1,)) is None
+    second = grow(tree, 1, 3)
+    tree.select(None)
+    assert tree.find(tree.root, (1,)) is first.parent
+    assert len(list(tree.nodes())) == 4
+    assert tree.size == 5
+    tree.prune(2, lambda node: None)
+    assert tree.size == 3
+    assert tree.find(tree.root, (1,)) is None
+    tree.select("other")
+    assert tree.find(tree.root, (1,)) is second.parent
+    tree.touch(second)
+    tree.select(None)
+    tree.prune(0, lambda node: None)
+    assert list(tree.nodes()) == []
+    assert len(tree._roots) == 1, "a state without programs is not kept"
+
+
+def test_clearing_leaves_the_present_state_alone() -> None:
+    tree = Tree()
+    grow(tree, 1)
+    tree.select("other")
+    grow(tree, 2)
+    tree.clear()
+    assert tree.size == 1
+    assert tree.find(tree.root, (2,)) is None
+    grow(tree, 3)
+    tree.select(None)
+    assert tree.find(tree.root, (1,)) is None
+    assert tree.find(tree.root, (3,)) is None
+    tree.select("other")
+    assert tree.find(tree.root, (3,)) is not None
 
 
 @pytest.mark.parametrize("drop", ["prune", "clear"])

@@ -219,10 +219,25 @@ def out_kernel(operator: Operator) -> Kernel:
     return kernel
 
 
+# Elementwise, and not tagged so.
+_ELEMENTWISE = frozenset(
+    f"aten::{name}"
+    for name in (
+        "where", "floor_divide", "copy", "_add_relu", "binary_cross_entropy_with_logits", "special_xlogy",
+        "special_gammainc", "special_gammaincc",
+        *(f"{loss}{backward}" for loss in ("mse_loss", "huber_loss", "smooth_l1_loss", "soft_margin_loss")
+          for backward in ("", "_backward")),
+        *(f"{function}_backward" for function in ("elu", "gelu", "hardshrink", "hardsigmoid", "hardtanh", "leaky_relu", "log_sigmoid",
+                                                  "softplus", "softshrink", "threshold")),
+    )
+)  # fmt: skip
+
+
 def _refuse_as_eager(operator: Operator, values: tuple[Any, ...], target: torch.Tensor, spec: Spec) -> None:
     """Raise what eager's elementwise kernels raise where a target that would be resized is an operand, too."""
     given = [value for value, a in zip(values, operator.arguments, strict=True) if not a.written]
-    if torch.Tag.pointwise in operator.op.tags and any(value is target for value in given):
+    elementwise = torch.Tag.pointwise in operator.op.tags or operator.op._schema.name in _ELEMENTWISE
+    if elementwise and any(value is target for value in given):
         have, needed = list(target.shape), list(spec.size)
         raise RuntimeError(f"output with shape {have} doesn't match the broadcast shape {needed}")
 

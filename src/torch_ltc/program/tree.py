@@ -166,7 +166,6 @@ class Tree:
         self.size = 1 + len(kept)
 
     def _sweep(self, kept: set[int]) -> None:
-        self._roots = {state: root for state, root in self._roots.items() if root.children or root is self.root}
         waiting = list(self._roots.values())
         while waiting:
             node = waiting.pop()
@@ -181,6 +180,7 @@ class Tree:
                     child.parent = None
             if node.next is not _NOWHERE and id(node.next) not in kept:
                 node.next = _NOWHERE
+        self._roots = {state: root for state, root in self._roots.items() if root.children or root is self.root}
 
     def clear(self) -> None:
         """Forget every program."""

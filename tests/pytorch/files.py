@@ -12,6 +12,7 @@ SAMPLED = (
     "test_segment_reductions", "test_numpy_interop", "test_native_mha", "test_transformers", "test_expanded_weights",
     "test_nestedtensor", "nn/test_convolution", "nn/test_pooling", "nn/test_dropout", "nn/test_embedding",
     "nn/test_multihead_attention", "test_sparse", "test_sparse_csr", "test_dlpack", "test_legacy_vmap", "test_testing",
+    "test_maskedtensor",
 )  # fmt: skip
 """Files of which some tests are run, chosen by seed."""
 LAZY = tuple(

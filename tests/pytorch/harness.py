@@ -95,6 +95,17 @@ def _is_active(self, cls_name, test_name, device_type, dtype, param_kwargs):
 _database_is_active = core.DecorateInfo.is_active
 
 
+def _desired_bases(bases, except_for=None, only_for=None):
+    """Tests that are for the CPU and CUDA are for the device, too: PyTorch lists the devices that it builds."""
+    desired = _listed_bases(bases, except_for, only_for)
+    if only_for is not None and not isinstance(only_for, str) and {"cpu", "cuda"} <= set(only_for):
+        desired += [DeviceTestBase] if DeviceTestBase in bases and DeviceTestBase not in desired else []
+    return desired
+
+
+_listed_bases = common_device_type.filter_desired_device_types
+
+
 @dataclass(frozen=True)
 class Pair:
     """A test of the CPU, and the same test of the device where PyTorch makes one."""
@@ -111,6 +122,7 @@ class Pair:
 def load(path: Path) -> ModuleType:
     """The module of a test file, its generic classes instantiated for the CPU and the device."""
     common_device_type.device_type_test_bases[:] = [common_device_type.CPUTestBase, DeviceTestBase]
+    common_device_type.filter_desired_device_types = _desired_bases
     core.DecorateInfo.is_active = _is_active
     text = path.read_text()
     stand_ins.install(text)

@@ -64,7 +64,12 @@ class TestThings(TestCase):
     def test_skipped(self, device):
         pass
 
+class TestListed(TestCase):
+    def test_listed(self, device):
+        pass
+
 instantiate_device_type_tests(TestThings, globals())
+instantiate_device_type_tests(TestListed, globals(), only_for=("cpu", "cuda"))
 """
 
 LAZY_TESTS = """
@@ -118,6 +123,7 @@ def records(runner: run.Runner) -> dict[str, Record]:
 @pytest.mark.slow
 def test_each_test_has_its_own_outcome(records: dict[str, Record]) -> None:
     assert {name: record.outcome for name, record in records.items()} == {
+        "TestListedCPU.test_listed_cpu": Outcome.PASS,
         "test_after_late_error_cpu": Outcome.PASS,
         "test_crash_cpu": Outcome.CRASH,
         "test_error_that_never_comes_cpu": Outcome.FAIL,

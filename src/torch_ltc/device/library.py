@@ -115,7 +115,9 @@ def kernel_for(op: OpOverload) -> Kernel | None:
     if plain.startswith("_foreach_"):
         kernel = _counting_versions(operator, make_kernel(op))
         return (
-            _with_numbers(op, kernel) if plain.startswith("_foreach_addc") and op._overloadname == "Tensor" else kernel
+            _with_numbers(plain, kernel)
+            if plain.startswith("_foreach_addc") and op._overloadname == "Tensor"
+            else kernel
         )
     return make_kernel(op)
 
@@ -132,9 +134,9 @@ def _on_any_device(op: OpOverload, kernel: Kernel) -> Kernel:
     return on_any_device
 
 
-def _with_numbers(op: OpOverload, kernel: Kernel) -> Kernel:
+def _with_numbers(name: str, kernel: Kernel) -> Kernel:
     """The kernel of an operator that takes numbers in a tensor of the CPU, and reads them when it is called."""
-    with_list = getattr(torch.ops.aten, op._opname).ScalarList
+    with_list = getattr(torch.ops.aten, name).ScalarList
 
     def with_numbers(self: Any, tensor1: Any, tensor2: Any, scalars: torch.Tensor) -> Any:
         if scalars.is_cpu and scalars.dim() == 1 and len(scalars) == len(self):

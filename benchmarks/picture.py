@@ -23,7 +23,7 @@ matplotlib.rcParams["svg.hashsalt"] = "torch_ltc"
 
 from matplotlib import pyplot  # noqa: E402, the settings above come first
 
-CELL_WIDTH, CELL_HEIGHT, TITLE_WIDTH = 0.95, 0.3, 3.0
+CELL_WIDTH, CELL_HEIGHT, TITLE_WIDTH = 0.95, 0.3, 3.45
 # Ratios this far from eager, in either direction, have the full colour.
 FULL_COLOUR = 4.0
 

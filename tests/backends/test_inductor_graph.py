@@ -84,6 +84,19 @@ def test_an_input_that_takes_a_view_of_itself_is_read_before_it_is_written() -> 
     assert square.tolist() == [[0.0, 2.0], [1.0, 3.0]]
 
 
+def test_calls_on_lists_with_a_tensor_more_than_once_write_one_after_the_other() -> None:
+    def step(x: Tensor, y: Tensor) -> None:
+        torch._foreach_add_([x, x], 1.0)
+        torch._foreach_mul_([x, y], [y, x])
+        torch._foreach_sub_([x.view(-1), x[0]], [y.view(-1), y[1]])
+
+    ours = torch.arange(6.0).view(2, 3), torch.full((2, 3), 2.0)
+    theirs = [tensor.clone() for tensor in ours]
+    step(*theirs)
+    graph_of(step, *ours).module(*ours)
+    assert [tensor.tolist() for tensor in ours] == [tensor.tolist() for tensor in theirs]
+
+
 def test_a_result_that_was_an_input_keeps_the_old_value() -> None:
     def step(weight: Tensor) -> tuple[Tensor, Tensor]:
         before, turned = weight.clone(), weight.t().clone()

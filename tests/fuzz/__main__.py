@@ -26,8 +26,8 @@ from tests.fuzz.worker import PREFIX
 BLOCK = 50
 # A program that takes longer hangs.
 LIMIT_S = 240.0
-# Blocks that a mode may be ahead of one for which a process of another environment would have to be started.
-AHEAD = 20
+# Turns that modes may be ahead of those for which a process of another environment would have to be started.
+AHEAD = 4
 # Blocks after which a process is started anew, for what it may have gathered.
 MOST_BLOCKS = 200
 
@@ -108,22 +108,26 @@ def environment(mode: str) -> str:
 
 
 class Turns:
-    """Whose turn it is: the mode with the fewest blocks, which needs no new process if possible."""
+    """Whose turn it is: modes that can share a process run the same programs one after the other, which are made and
+    run in eager once. Those with the fewest turns are next, and rather those that need no new process."""
 
     def __init__(self, modes: list[str]) -> None:
         self._lock = threading.Lock()
-        self._blocks: Counter[str] = Counter(dict.fromkeys(modes, 0))
+        self._modes: dict[str, list[str]] = {}
+        for mode in modes:
+            self._modes.setdefault(environment(mode), []).append(mode)
+        self._turns: Counter[str] = Counter(dict.fromkeys(self._modes, 0))
 
-    def take(self, process_environment: str | None) -> str:
-        """The mode of the next block."""
+    def take(self, process_environment: str | None) -> list[str]:
+        """The modes of the next blocks."""
 
-        def cost(mode: str) -> int:
-            return self._blocks[mode] + (AHEAD if process_environment not in (None, environment(mode)) else 0)
+        def cost(needed: str) -> int:
+            return self._turns[needed] + (AHEAD if process_environment not in (None, needed) else 0)
 
         with self._lock:
-            mode = min(self._blocks, key=cost)
-            self._blocks[mode] += 1
-            return mode
+            needed = min(self._turns, key=cost)
+            self._turns[needed] += 1
+            return self._modes[needed]
 
 
 class Fuzzer:
@@ -140,20 +144,26 @@ class Fuzzer:
     def work(self, place: int) -> None:
         """Keep one worker busy."""
         process: Process | None = None
-        while time.monotonic() < self.deadline and not self.stopped.is_set():
-            mode = self._turns.take(process.environment if process else None)
-            if process and (process.environment != environment(mode) or process.blocks == MOST_BLOCKS):
+        while not self._is_over():
+            modes = self._turns.take(process.environment if process else None)
+            if process and (process.environment != environment(modes[0]) or process.blocks >= MOST_BLOCKS):
                 process.send("")
                 process.end()
                 process = None
-            if process is None:
-                process = self._processes[place] = Process(mode, self.given)
-            process.blocks += 1
-            if not self._block(process, mode):
-                process = None
+            for mode in modes:
+                if self._is_over():
+                    break
+                if process is None:
+                    process = self._processes[place] = Process(mode, self.given)
+                process.blocks += 1
+                if not self._block(process, mode):
+                    process = None
         if process is not None:
             process.send("")
             process.end()
+
+    def _is_over(self) -> bool:
+        return time.monotonic() >= self.deadline or self.stopped.is_set()
 
     def _block(self, process: Process, mode: str) -> bool:
         """Run a block; False when the process has ended."""

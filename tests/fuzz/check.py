@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -19,8 +20,16 @@ def eager(program: Program) -> list[Seen]:
     return runner.run(program.statements, "cpu", program.variants, program.seed, program.threads)
 
 
+# What makes a large difference of a small one: bits of numbers, and choices.
+_MAGNIFIES = re.compile(
+    r"view\(torch\.|\.(?:round|floor|frac|sign|argsort|argmax|argmin|histc|bucketize|searchsorted)\("
+)
+
+
 def check(program: Program, mode: Mode, oracle: Oracle = eager) -> str | None:
     """How the program differs from the oracle in the mode that is entered; None when it does not. Raises Skip."""
+    if not mode.equal and any(map(_MAGNIFIES.search, program.statements)):
+        raise runner.Skip("results that are close may be told apart")
     theirs = oracle(program)
     ours = runner.run(program.statements, "ltc", program.variants, program.seed, program.threads)
     for place, (left, right) in enumerate(zip(ours, theirs, strict=True)):

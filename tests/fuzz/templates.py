@@ -253,6 +253,10 @@ F.glu({f}, {d})
 F.cosine_similarity({f}, {s}, dim={d})
 F.kl_div(F.log_softmax({f}, {d}), {f}.softmax({d}), reduction="sum")
 F.prelu({f}, torch.full((1,), 0.2, device=D))
+recurrent("rnn_relu", {f})
+recurrent("gru", {f}, True)
+recurrent("lstm", {f})
+recurrent("lstm", {f}.double(), True)
 F.grid_sample({f}, torch.zeros({f}.size(0), 2, 2, 2, device=D), align_corners=False)
 """
 
@@ -372,7 +376,24 @@ torch.utils.checkpoint.checkpoint(torch.sin, {f}, use_reentrant=False)
 torch.autograd.functional.jacobian(torch.sin, {f})
 torch.func.grad(lambda v: (v * v).sum())({f})
 torch.func.vmap(torch.sin)({x})
-torch.func.jvp(torch.sin, ({f},), ({f},))[1]
+torch.func.jvp(torch.sin, ({f},), ({f},))[1] + 0.0
+torch.func.grad(lambda v: (v @ v.mT).square().sum())({f})
+torch.func.grad(lambda v: F.scaled_dot_product_attention(v, v, v).sum())({f})
+torch.func.grad(lambda v: F.linear(v, torch.ones(3, v.size(-1), device=D)).tanh().sum())({f})
+torch.func.grad(lambda v: F.layer_norm(v, v.shape[-1:]).square().sum())({f})
+torch.func.grad(lambda v: (v * {g}).softmax({d}).square().sum())({f})
+torch.func.grad(lambda v: torch.func.grad(lambda w: (w ** 3).sum())(v).sum())({f})
+torch.func.grad(lambda v: recurrent("rnn_tanh", v).sum())({f})
+torch.func.grad(lambda v: recurrent("gru", v).square().sum())({f})
+torch.func.grad(lambda v: recurrent("lstm", v).square().sum())({f})
+torch.func.vmap(lambda v: (v * {n}).sum())({x})
+torch.func.vmap(torch.func.grad(lambda v: (v * v).sum()))({f})
+torch.func.vmap(lambda v: F.linear(v, torch.ones(3, v.size(-1), device=D)))({f})
+torch.func.vmap(lambda v: v @ v.mT)({f})
+torch.func.vjp(lambda v: v.cumsum({d}), {f})[1]({f})[0]
+torch.func.jacrev(lambda v: v.sin().sum({d}))({f})
+torch.func.jacfwd(lambda v: v.sin() * v)({f}) + 0.0
+torch.func.hessian(lambda v: (v ** 3).sum())({f}) + 0.0
 """
 
 IN_PLACE = """
@@ -434,6 +455,8 @@ IN_PLACE = """
 torch._foreach_add_([{f}, {g}], {n})
 torch._foreach_mul_([{f}], [{g}])
 torch._foreach_copy_([{f}], [{g}])
+torch._foreach_add_([{f}, {g}, {f}], [{g}, {f}, {g}], alpha=2)
+torch._foreach_sqrt_([{f}, {g}])
 {x}.logical_not_()
 {x}.eq_({y})
 {x}.copy_(torch.arange({x}.numel()).view({x}.shape))
@@ -552,6 +575,7 @@ with torch.autocast(D, dtype=torch.bfloat16): {t} = {f} @ {m}
 with torch.autocast(D, dtype=torch.bfloat16): {t} = F.linear({f}, {m}).softmax(-1).sum()
 with torch.autocast(D, dtype=torch.bfloat16, enabled={bool}): {t} = torch.mm({f}, {m}) + {f}.sum()
 with torch.no_grad(): {t} = {x} * {n}
+with torch.no_grad(): {t} = recurrent("lstm", {f})
 with torch.no_grad(): {f}.mul_({n})
 with torch.no_grad(): {f}[{i}] = {n}
 with torch.inference_mode(): {t} = {x} + {y}

@@ -13,8 +13,13 @@ import pytest
 
 from tests.fuzz import journal
 from tests.fuzz.__main__ import Turns
+from tests.fuzz.check import eager
 from tests.fuzz.generate import KINDS, generate
 from tests.fuzz.journal import KIND_OFFSET, Journal, load, table, total
+from tests.fuzz.modes import MODES
+from tests.fuzz.program import Program
+from tests.fuzz.runner import Seen
+from tests.fuzz.worker import Worker
 from tests.semantics.support import LONG_S
 
 
@@ -53,12 +58,27 @@ def test_journals_add_up_in_a_table(tmp_path: Path) -> None:
     ]
 
 
-def test_workers_share_all_modes_and_change_their_environment_seldom() -> None:
-    turns = Turns(["interpreter", "auto", "python"])
+def test_workers_run_modes_that_share_a_process_together_and_change_their_environment_seldom() -> None:
+    turns = Turns(["interpreter", "python", "auto"])
     environment = '{"LTC_NATIVE": "0"}'
-    assert {turns.take(environment) for _ in range(10)} == {"python"}
-    made = [turns.take(None) for _ in range(290)]
-    assert [made.count(mode) for mode in ("interpreter", "auto", "python")] == [100, 100, 90]
+    assert [turns.take(environment) for _ in range(4)] == [["python"]] * 4
+    made = [turns.take(None) for _ in range(20)]
+    assert [made.count(modes) for modes in (["interpreter", "auto"], ["python"])] == [12, 8]
+
+
+def test_modes_with_the_same_seeds_share_the_programs_and_what_eager_shows(tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    def oracle(program: Program) -> list[Seen]:
+        asked.append(program.name)
+        return eager(program)
+
+    worker = Worker(oracle, tmp_path, 1)
+    for mode in ("interpreter", "captured"):
+        worker.block(MODES[mode], 0, 3, "jit")
+    assert asked == ["jit-0", "jit-1", "jit-2"]
+    worker.block(MODES["interpreter"], 3, 1, "jit")
+    assert asked[3:] == ["jit-3"]
 
 
 def test_programs_of_one_kind_are_made() -> None:

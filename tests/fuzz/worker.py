@@ -71,15 +71,22 @@ class Worker:
         self.folder = folder
         self.executions = executions
         self.failures = 0
+        # The latest block: its seeds and kind, and by seed the programs with what eager shows.
+        self._latest: tuple[int, int, str | None] | None = None
+        self._programs: dict[int, Program] = {}
+        self._seen: dict[str, list[Seen]] = {}
 
     def block(self, mode: Mode, first: int, count: int, kind: str | None) -> None:
-        """Run the programs of the seeds from `first` on."""
+        """Run the programs of the seeds from `first` on. The next mode runs the same ones, most often."""
+        if self._latest != (first, count, kind):
+            self._latest, self._programs, self._seen = (first, count, kind), {}, {}
         with entered(mode):
             for seed in range(first, first + count):
                 if seed % RESET_EVERY == 0:
                     torch_ltc.ir_cache.reset()
                 say(f"begin seed {seed}")
-                program = generate(seed, self.executions, kind)
+                program = self._programs.get(seed) or generate(seed, self.executions, kind)
+                self._programs[seed] = program
                 say(f"begin {program.name}")
                 word, text = self.one(program, mode)
                 say(f"{word} {program.kind} {text}")
@@ -90,7 +97,7 @@ class Worker:
     def one(self, program: Program, mode: Mode) -> tuple[str, str]:
         """Run one program: "ok", "skip" or "fail", and what failed."""
         try:
-            found = check(program, mode, self.oracle)
+            found = check(program, mode, self._known)
         except Skip as reason:
             return "skip", str(reason)
         if not found:
@@ -107,6 +114,13 @@ class Worker:
         path = self.folder / f"{mode.name}-{program.name}.py"
         path.write_text(script(program, mode, found), encoding="utf-8")
         return "fail", f"{path.name}: {found.splitlines()[0][:300]}"
+
+    def _known(self, program: Program) -> list[Seen]:
+        """What the oracle shows, asked once for all modes."""
+        seen = self._seen.get(program.name)
+        if seen is None:
+            seen = self._seen[program.name] = self.oracle(program)
+        return seen
 
     def _again(self, program: Program, mode: Mode) -> str | None:
         try:

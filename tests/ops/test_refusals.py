@@ -207,6 +207,14 @@ REFUSED_NUMBERS |= {
 }
 
 
+REFUSED_NUMBERS |= {
+    f"{name}, a complex number in a tensor": lambda device, name=name: getattr(torch, name)(
+        *([torch.ones(2, device=device)] for _ in range(3)), torch.tensor([1j])
+    )
+    for name in ("_foreach_addcmul", "_foreach_addcmul_", "_foreach_addcdiv", "_foreach_addcdiv_")
+}
+
+
 @pytest.mark.parametrize("name", REFUSED_NUMBERS)
 def test_numbers_are_refused_at_the_call_as_in_eager(name: str) -> None:
     with pytest.raises(RuntimeError) as eager:

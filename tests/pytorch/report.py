@@ -5,51 +5,69 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 
+from tests.pytorch.files import FILES
 from tests.pytorch.known_failures import KNOWN_FAILURES, Known
 from tests.pytorch.records import BAD, COUNTED, LATE, Outcome, Record
 
 BEGIN, END = "<!-- begin: PyTorch's tests -->", "<!-- end: PyTorch's tests -->"
 
+NOT_LOADED = " does not load with this PyTorch |"
+COLUMNS = (*(outcome.value for outcome in Outcome), "late")
+
 Tables = Mapping[str, Sequence[Record]]
 
 
-def table(tables: Tables) -> str:
-    """A Markdown table, one line per file and one for all."""
+def table(tables: Tables, kept: Sequence[str] = ()) -> str:
+    """A Markdown table, one line per file and one for all; `kept` are lines of files that were not run."""
     words = [outcome.value for outcome in Outcome]
-    lines = [f"| file | {' | '.join(words)} | passes |", f"|---|{'---:|' * (len(words) + 1)}"]
-    for file, records in tables.items():
-        lines.append(_row(f"`{file}`", records) if records else f"| `{file}` | does not load with this PyTorch |")
-    lines.append(_row("all", [record for records in tables.values() for record in records]))
-    return "\n".join(lines)
+    lines = [f"| file | {' | '.join(words)} | late | passes |", f"|---|{'---:|' * (len(words) + 2)}"]
+    rows = [
+        _row(f"`{file}`", counted(records)) if records else f"| `{file}` |{NOT_LOADED}"
+        for file, records in tables.items()
+    ]
+    rows = sorted([*rows, *kept], key=_place)
+    total: Counter[str] = Counter()
+    for row in rows:
+        total.update(_counts(row))
+    return "\n".join([*lines, *rows, _row("all", total)])
 
 
-def _row(title: str, records: Sequence[Record]) -> str:
-    counts = Counter(record.outcome for record in records)
-    counted = sum(counts[outcome] for outcome in COUNTED)
-    good = counted - sum(counts[outcome] for outcome in BAD)
-    numbers = " | ".join(str(counts[outcome]) for outcome in Outcome)
-    return f"| {title} | {numbers} | {f'{100 * good / counted:.1f} %' if counted else ''} |"
+def counted(records: Sequence[Record]) -> Counter[str]:
+    """How many tests have each outcome, and how many pass with an error at the sync instead of at the call."""
+    counts = Counter(record.outcome.value for record in records)
+    counts["late"] = sum(record.outcome is Outcome.PASS and record.message.startswith(LATE) for record in records)
+    return counts
 
 
-def reasons(tables: Tables) -> str:
-    """A Markdown table of the failures by reason, and how many tests pass but for the moment of an error."""
-    counts: Counter[tuple[str, str]] = Counter()
-    late = 0
+def _row(title: str, counts: Mapping[str, int]) -> str:
+    all_counted = sum(counts[outcome.value] for outcome in COUNTED)
+    good = all_counted - sum(counts[outcome.value] for outcome in BAD)
+    numbers = " | ".join(str(counts[column]) for column in COLUMNS)
+    return f"| {title} | {numbers} | {f'{100 * good / all_counted:.1f} %' if all_counted else ''} |"
+
+
+def _counts(row: str) -> dict[str, int]:
+    """What a line of the table says."""
+    numbers = [cell.strip() for cell in row.split("|")[2:-2]]
+    return {column: int(number) for column, number in zip(COLUMNS, numbers, strict=False) if number.isdigit()}
+
+
+def _place(row: str) -> int:
+    file = row.split("`")[1]
+    return FILES.index(file) if file in FILES else len(FILES)
+
+
+def reasons(tables: Tables, kept: Sequence[str] = ()) -> str:
+    """A Markdown table of the failures by file and reason; `kept` are lines of files that were not run."""
+    counts: Counter[tuple[str, str, str]] = Counter()
     for file, records in tables.items():
         for record in records:
-            late += record.outcome is Outcome.PASS and record.message.startswith(LATE)
             if record.outcome in BAD:
                 known = find(file, record)
-                counts[(known.kind.value, known.reason) if known else ("not looked into", record.message[:80])] += 1
-    lines = ["| failures | kind | reason |", "|---:|---|---|"]
-    lines += [f"| {n} | {kind} | {' '.join(reason.split())} |" for (kind, reason), n in counts.most_common()]
-    return "\n".join(
-        [
-            *lines,
-            "",
-            f"Of those that pass, {late} got an error that depends on data at the sync instead of at the call.",
-        ]
-    )
+                kind, reason = (known.kind.value, known.reason) if known else ("not looked into", record.message[:80])
+                counts[(file, kind, " ".join(reason.split()))] += 1
+    rows = [f"| `{file}` | {n} | {kind} | {reason} |" for (file, kind, reason), n in counts.most_common()]
+    return "\n".join(["| file | failures | kind | reason |", "|---|---:|---|---|", *sorted([*rows, *kept], key=_place)])
 
 
 def judge(tables: Tables, *, complete: bool) -> tuple[dict[str, list[Record]], list[Known]]:
@@ -79,9 +97,18 @@ def lines(unknown: Tables) -> Iterator[str]:
             yield f"{record.outcome.value}: {file} {record.name}: {record.message.splitlines()[0][:200]}"
 
 
-def write(path: Path, text: str, version: str, extent: str) -> None:
-    """Put the table between the markers of a page; `extent` says how much was run."""
+def write(path: Path, tables: Tables, version: str, extent: str) -> None:
+    """Put the tables between the markers of a page; `extent` says how much was run.
+
+    What the page says of files that were not run stays.
+    """
     head, rest = path.read_text().split(BEGIN)
-    _, tail = rest.split(END)
+    old, tail = rest.split(END)
+    kept = [line for line in old.splitlines() if line.startswith("| `") and line.split("`")[1] not in tables]
+    lines = [line for line in kept if line.count("|") == len(COLUMNS) + 3 or NOT_LOADED in line]
+    causes = [line for line in kept if line not in lines]
     said = f"Tests of PyTorch {version} with torch {metadata.version('torch')}: {extent}."
-    path.write_text(f"{head}{BEGIN}\n{said}\n\n{text}\n{END}{tail}")
+    if lines:
+        said += f" Of an earlier commit: {', '.join(line.split('|')[1].strip() for line in lines)}."
+    text = f"{said}\n\n{table(tables, lines)}\n\n{reasons(tables, causes)}"
+    path.write_text(f"{head}{BEGIN}\n{text}\n{END}{tail}")

@@ -2,47 +2,26 @@
 
 Each file runs in worker processes; a test that crashes or hangs is named, and the rest goes on. Results are kept in a
 journal per file, from which a run that was stopped goes on. Exit status 1 if a failure is not in the table of known
-ones, or if a known one is gone.
+ones, a known one is gone, or a file does not load; 130 if the run was stopped, with its workers, by an interrupt or
+SIGTERM.
 """
 
 import argparse
-import os
-import subprocess
+import signal
 import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.pytorch import report
+from tests.pytorch.files import FILES, FULL, LAZY, SAMPLED
 from tests.pytorch.records import BATCH, BEGIN, DEVICE, LOADED, Outcome, Record, chosen
+from tests.pytorch.workers import Workers
 
-FULL = (
-    "test_view_ops", "test_indexing", "test_shape_ops", "test_torch", "test_tensor_creation_ops",
-    "test_scatter_gather_ops", "test_sort_and_select", "test_autograd", "test_nn", "test_modules", "test_optim",
-    "test_serialization", "test_type_promotion",
-)  # fmt: skip
-"""Files of which every test is run."""
-SAMPLED = (
-    "test_foreach", "test_binary_ufuncs", "test_unary_ufuncs", "test_reductions", "test_linalg", "test_ops",
-    "test_ops_gradients", "test_ops_fwd_gradients", "test_spectral_ops", "test_complex", "test_masked",
-    "test_segment_reductions", "test_numpy_interop", "test_native_mha", "test_transformers", "test_expanded_weights",
-    "test_nestedtensor", "nn/test_convolution", "nn/test_pooling", "nn/test_dropout", "nn/test_embedding",
-    "nn/test_multihead_attention",
-)  # fmt: skip
-"""Files of which some tests are run, chosen by seed."""
-LAZY = tuple(
-    f"lazy/test_{name}"
-    for name in ("bindings", "debug_util", "extract_compiled_graph", "functionalization", "generator", "meta_kernel",
-                 "reuse_ir", "step_closures", "ts_opinfo")
-)  # fmt: skip
-"""The tests of the original, with `torch._lazy` replaced by this package."""
 LOG_LINES = 30
-ENVIRONMENT = {"LTC_CACHE_DIR": "off", "LTC_EAGER_REGIONS": "off", "LTC_FALLBACK": "allow"}
-"""Of workers: thousands of programs that nobody will run again have no place in the user's cache; most tests read after
-every few calls, so that with eager regions they would hardly test what is recorded; and some count warnings."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +34,8 @@ class Runner:
     seeds: tuple[int, ...]
     time_limit_s: float
     again: frozenset[str]
-    """Outcomes of earlier runs that are not kept."""
+    """Outcomes of earlier runs that are run anew."""
+    workers: Workers = field(default_factory=Workers)
 
     def run(self, file: str, *, whole: bool) -> list[Record]:
         """The results of a file, those of earlier runs included."""
@@ -68,12 +48,13 @@ class Runner:
         names = chosen(listed.read_text().split(), sample, self.seeds)
         done = _records(journal)
         todo = [name for name in names if name not in done or done[name].outcome.value in self.again]
-        if todo and self.again:
-            _forget(journal, self.again)
+        # Earlier results stay where they are: the last one counts, and a run that is stopped has lost none.
+        start = _size(journal)
         while todo:
             self._batch(file, todo[:BATCH], journal)
-            done = _records(journal)
-            todo = [name for name in todo if name not in done]
+            new = _records(journal, start)
+            todo = [name for name in todo if name not in new]
+        done = _records(journal)
         return [done[name] for name in names]
 
     def results_of(self, file: str) -> tuple[list[Record], int]:
@@ -84,10 +65,9 @@ class Runner:
 
     def _batch(self, file: str, names: Sequence[str], journal: Path, *options: str) -> None:
         """Run tests in one process; the one that ends it too early gets a record of that."""
-        journal.touch()
-        before = journal.stat().st_size
+        before = _size(journal)
         status, log = self._worker(file, names, journal, *options)
-        lines = journal.read_text()[before:].splitlines()
+        lines = _lines(journal, before)
         if LOADED not in lines:
             raise RuntimeError(f"{file} does not load with this PyTorch: status {status}\n{log}")
         running, on_device = None, False
@@ -111,16 +91,9 @@ class Runner:
         command = [sys.executable, "-m", "tests.pytorch.worker", str(self.source / "test" / f"{file}.py")]
         command += ["--journal", str(journal), "--time-limit", str(self.time_limit_s), *options]
         with tempfile.TemporaryFile() as log:
-            done = subprocess.run(
-                command,
-                input="\n".join(names).encode(),
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                check=False,
-                env={**ENVIRONMENT, **os.environ, "OMP_NUM_THREADS": "1", "PYTORCH_PRINT_REPRO_ON_FAILURE": "0"},
-            )
+            status = self.workers.run(command, names, log)
             log.seek(0)
-            return done.returncode, _last_words(log.read().decode(errors="replace").splitlines())
+            return status, _last_words(log.read().decode(errors="replace").splitlines())
 
     def _path(self, file: str, suffix: str) -> Path:
         return self.results / f"{file.replace('/', '.')}.{suffix}"
@@ -133,17 +106,19 @@ def _last_words(log: Sequence[str]) -> str:
     return "\n".join(log[-LOG_LINES:])
 
 
-def _forget(journal: Path, outcomes: frozenset[str]) -> None:
-    """Remove the records with these outcomes."""
-    kept = [record for record in _records(journal).values() if record.outcome.value not in outcomes]
-    journal.write_text("".join(record.line() + "\n" for record in kept))
+def _size(journal: Path) -> int:
+    return journal.stat().st_size if journal.exists() else 0
 
 
-def _records(journal: Path) -> dict[str, Record]:
-    """The last record of each test of a journal."""
-    lines = journal.read_text().splitlines() if journal.exists() else []
+def _lines(journal: Path, start: int) -> list[str]:
+    """The lines of a journal from a place on."""
+    return journal.read_bytes()[start:].decode().splitlines() if journal.exists() else []
+
+
+def _records(journal: Path, start: int = 0) -> dict[str, Record]:
+    """The last record of each test of a journal, from a place on."""
     # A process that was killed while it wrote leaves half a line behind.
-    records = (Record.parse(line) for line in lines if line.startswith("{") and line.endswith("}"))
+    records = (Record.parse(line) for line in _lines(journal, start) if line.startswith("{") and line.endswith("}"))
     return {record.name: record for record in records}
 
 
@@ -160,14 +135,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.time_limit,
         frozenset(options.again),
     )
-    files = options.file or (*FULL, *SAMPLED, *LAZY)
+    files = options.file or FILES
     if options.report:
         return _report_all(runner, files, version, options)
-    tables: dict[str, list[Record]] = {}
-    with ThreadPoolExecutor(options.jobs) as pool:
-        for file, records in pool.map(lambda each: _run(runner, each, options), files):
-            tables[file] = records
-            print(f"{file}: {_counts(records)}", flush=True)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        tables = _run_all(runner, files, options)
+    except KeyboardInterrupt:
+        print("stopped: the same command goes on from here", file=sys.stderr)
+        return 130
     return _report(tables, version, _extent(options), options, complete=not options.file)
 
 
@@ -181,8 +157,8 @@ def _report(tables: report.Tables, version: str, extent: str, options: argparse.
     for known in gone:
         print(f"known failure that is gone: {known}")
     if options.docs is not None:
-        report.write(options.docs, f"{text}\n\n{report.reasons(tables)}", version, extent)
-    return 1 if unknown or gone else 0
+        report.write(options.docs, tables, version, extent)
+    return 1 if unknown or gone or not all(tables.values()) else 0
 
 
 def _report_all(runner: Runner, files: Sequence[str], version: str, options: argparse.Namespace) -> int:
@@ -198,6 +174,19 @@ def _report_all(runner: Runner, files: Sequence[str], version: str, options: arg
             )
     extent = f"{', '.join(full)} in full; {', '.join(part)}{f'; {options.note}' if options.note else ''}"
     return _report(tables, version, extent, options, complete=False)
+
+
+def _run_all(runner: Runner, files: Sequence[str], options: argparse.Namespace) -> dict[str, list[Record]]:
+    tables: dict[str, list[Record]] = {}
+    with ThreadPoolExecutor(options.jobs) as pool:
+        try:
+            for file, records in pool.map(lambda each: _run(runner, each, options), files):
+                tables[file] = records
+                print(f"{file}: {_counts(records)}", flush=True)
+        except BaseException:
+            runner.workers.stop()
+            raise
+    return tables
 
 
 def _run(runner: Runner, file: str, options: argparse.Namespace) -> tuple[str, list[Record]]:

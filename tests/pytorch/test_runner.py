@@ -1,10 +1,17 @@
 """The runner of PyTorch's tests: it blames the right test for a crash or a hang, goes on, and keeps what it has."""
 
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.pytorch import report, run
+from tests.pytorch import report, run, stand_ins
 from tests.pytorch.known_failures import Kind, Known
 from tests.pytorch.records import LATE, Outcome, Record, chosen
 
@@ -74,6 +81,26 @@ def test_step():
 """
 
 
+SLOW_TESTS = """
+import os, subprocess, sys, time
+from pathlib import Path
+from torch.testing._internal.common_device_type import instantiate_device_type_tests
+from torch.testing._internal.common_utils import TestCase
+
+class TestSlow(TestCase):
+    def test_a(self, device):
+        pass
+
+    def test_b(self, device):
+        if self.device_type != "cpu" and (folder := os.environ.get("TEST_FOLDER")):
+            child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(120)"])
+            (Path(folder) / "pids").write_text(f"{os.getpid()} {child.pid}\\n")
+            time.sleep(120)
+
+instantiate_device_type_tests(TestSlow, globals())
+"""
+
+
 @pytest.fixture(scope="module")
 def runner(tmp_path_factory: pytest.TempPathFactory) -> run.Runner:
     source, results = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("results")
@@ -138,25 +165,101 @@ def test_tests_of_the_original_find_this_package(runner: run.Runner) -> None:
     assert [record.outcome for record in runner.run("lazy/test_small", whole=True)] == [Outcome.PASS]
 
 
-def test_table_and_judgement(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda each: each.name)
+def test_stopped_run_leaves_no_process_and_no_verdict(stop: signal.Signals, tmp_path: Path) -> None:
+    (tmp_path / "test").mkdir()
+    (tmp_path / "test" / "test_slow.py").write_text(SLOW_TESTS)
+    (tmp_path / "version.txt").write_text("2.6\n")
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "tests.pytorch.run",
+            f"--source={tmp_path}",
+            f"--results={tmp_path}",
+            "--file=test_slow",
+        ],
+        env={**os.environ, "TEST_FOLDER": str(tmp_path)},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    pids = tmp_path / "pids"
+    try:
+        _wait_for(lambda: pids.exists() and pids.read_text().endswith("\n"))
+        process.send_signal(stop)
+        assert process.wait(30) == (-signal.SIGKILL if stop == signal.SIGKILL else 130)
+    finally:
+        process.kill()
+        process.wait()
+    for pid in pids.read_text().split():
+        _wait_for(lambda pid=pid: not _runs(int(pid)))
+    rest = run.Runner(tmp_path, tmp_path / "2.6", sample=500, seeds=(1,), time_limit_s=30.0, again=frozenset())
+    assert '"TestSlowCPU.test_a_cpu"' in (tmp_path / "2.6" / "test_slow.jsonl").read_text()
+    assert '"TestSlowCPU.test_b_cpu"' not in (tmp_path / "2.6" / "test_slow.jsonl").read_text()
+    assert [record.outcome for record in rest.run("test_slow", whole=True)] == [Outcome.PASS, Outcome.PASS]
+
+
+def _wait_for(condition: Callable[[], bool]) -> None:
+    end_s = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end_s
+        time.sleep(0.05)
+
+
+def _runs(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+@pytest.mark.slow
+def test_run_that_is_stopped_before_it_repeats_failures_has_lost_none(
+    runner: run.Runner, records: dict[str, Record]
+) -> None:
+    again = run.Runner(
+        Path("gone"), runner.results, sample=2, seeds=(1,), time_limit_s=8.0, again=frozenset({"fail", "pass"})
+    )
+    with pytest.raises(RuntimeError, match="does not load"):
+        again.run("test_things", whole=False)
+    assert {record.name: record.outcome for record in again.results_of("test_things")[0]} == {
+        record.name: record.outcome for record in records.values()
+    }
+
+
+def test_table_and_judgement(monkeypatch: pytest.MonkeyPatch) -> None:
     outcomes = (Outcome.PASS, Outcome.CPU_ONLY, Outcome.FAIL, Outcome.CRASH, Outcome.SKIPPED, Outcome.CPU_FAILS)
     tables = {"test_things": [Record(f"T.test_{outcome.value}", outcome, "why") for outcome in outcomes]}
     known = Known("test_things", ("T.test_f*",), Kind.MISSING, "not there")
     gone = Known("test_things", ("T.test_pass",), Kind.DEFECT, "mended")
     monkeypatch.setattr(report, "KNOWN_FAILURES", (known, gone))
-    text = report.table(tables)
-    assert text.splitlines()[-1] == "| all | 1 | 1 | 1 | 0 | 1 | 1 | 1 | 50.0 % |"
+    assert report.table(tables).splitlines()[-1] == "| all | 1 | 1 | 1 | 0 | 1 | 1 | 1 | 0 | 50.0 % |"
     unknown, forgotten = report.judge(tables, complete=True)
     assert list(report.lines(unknown)) == ["crash: test_things T.test_crash: why"]
     assert forgotten == [gone]
     assert report.judge(tables, complete=False)[1] == []
+
+
+def test_a_report_of_some_files_leaves_what_the_page_says_of_others(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n")
-    report.write(page, text, "2.6", "every test")
-    assert "old" not in page.read_text()
-    assert text in page.read_text()
-    assert page.read_text().startswith("before\n")
-    assert page.read_text().endswith("\nafter\n")
+    passed, late = Record("T.test_a", Outcome.PASS), Record("T.test_b", Outcome.PASS, f"{LATE}: aten::embedding")
+    failed = Record("T.test_c", Outcome.FAIL, "why")
+    report.write(page, {"test_nn": [failed, passed], "test_complex": [passed]}, "2.6", "every test")
+    report.write(page, {"test_view_ops": [failed], "test_complex": [late, passed], "test_masked": []}, "2.6", "some")
+    lines = page.read_text().splitlines()
+    assert lines[0] == "before"
+    assert lines[-1] == "after"
+    assert "old" not in lines
+    assert next(line for line in lines if "with torch" in line).endswith(": some. Of an earlier commit: `test_nn`.")
+    assert [line for line in lines if line.startswith(("| `", "| all"))] == [
+        "| `test_view_ops` | 0 | 1 | 0 | 0 | 0 | 0 | 0 | 0 | 0.0 % |",
+        "| `test_nn` | 1 | 1 | 0 | 0 | 0 | 0 | 0 | 0 | 50.0 % |",
+        "| `test_complex` | 2 | 0 | 0 | 0 | 0 | 0 | 0 | 1 | 100.0 % |",
+        "| `test_masked` | does not load with this PyTorch |",
+        "| all | 3 | 2 | 0 | 0 | 0 | 0 | 0 | 1 | 60.0 % |",
+        "| `test_view_ops` | 1 | not looked into | why |",
+        "| `test_nn` | 1 | not looked into | why |",
+    ]
 
 
 def test_what_a_stopped_run_has_done_is_a_sample_by_the_first_seeds() -> None:
@@ -165,3 +268,13 @@ def test_what_a_stopped_run_has_done_is_a_sample_by_the_first_seeds() -> None:
     assert drawn[:10] == chosen(names, 10, (1,)) != sorted(drawn[:10])
     assert len(set(drawn)) == 20
     assert chosen(names, 100, (1,)) == chosen(names, 0, (1,)) == names
+
+
+def test_files_of_an_older_pytorch_are_worded_anew() -> None:
+    old = ("super(self.__class__, self)", "for sample, subtest_ctx in op.inputs():", "with subtest_ctx(self):")
+    new = (
+        "super()",
+        "for sample, subtest_ctx, sample_ctx in op.inputs():",
+        "with subtest_ctx(self), sample_ctx(self):",
+    )
+    assert stand_ins.reworded("\n".join(old)) == "\n".join(new)

@@ -1,16 +1,20 @@
 """`python -m tests.pytorch.worker`: a process that runs tests of one file, and writes a journal while it does.
 
-Reads names of tests from standard input; with `--names` it lists those of the file, and runs the first of a sample. A
-test that takes too long ends the process: the parent sees in the journal which one was under way.
+Reads names of tests from standard input, up to an empty line; with `--names` it lists those of the file, and runs the
+first of a sample. A test that takes too long ends the process: the parent sees in the journal which one was under way.
+The process ends too, with what its tests have started, when the parent that has it at the other end of a pipe is gone.
 """
 
 import argparse
 import faulthandler
+import os
+import signal
 import sys
 import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from threading import Thread
 
 import torch
 
@@ -32,7 +36,7 @@ def main() -> None:
     parser.add_argument("--sample", type=int, default=0)
     parser.add_argument("--seed", type=int, nargs="*", default=())
     options = parser.parse_args()
-    names = sys.stdin.read().split()
+    names = _names()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     # PyTorch's test module reads the command line.
@@ -42,7 +46,9 @@ def main() -> None:
     by_name = _tests(options.file)
     if options.names is not None:
         names = chosen(list(by_name), options.sample, options.seed)[:BATCH]
-        options.names.write_text("\n".join(by_name))
+        part = options.names.with_suffix(".part")
+        part.write_text("\n".join(by_name))
+        part.replace(options.names)
     with options.journal.open("a", encoding="utf-8", buffering=1) as journal:
         journal.write(f"{LOADED}\n")
 
@@ -54,6 +60,22 @@ def main() -> None:
             begin(f"{BEGIN}{name}")
             journal.write(by_name[name](lambda: begin(DEVICE)).line() + "\n")
     faulthandler.cancel_dump_traceback_later()
+
+
+def _names() -> list[str]:
+    """The names on standard input; an empty line behind them says that a parent stays at the other end."""
+    names = []
+    for line in sys.stdin:
+        if line == "\n":
+            Thread(target=_end_with_parent, daemon=True).start()
+            break
+        names.append(line.rstrip("\n"))
+    return names
+
+
+def _end_with_parent() -> None:
+    os.read(sys.stdin.fileno(), 1)
+    os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
 def _tests(path: Path) -> dict[str, Test]:

@@ -233,6 +233,42 @@ def test_recurrent_layer_trains_as_on_the_cpu(name: str) -> None:
     assert_like_eager(train, exact=False)
 
 
+@pytest.mark.parametrize("name", RECURRENT)
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
+def test_recurrent_layer_without_gradients_equals_eager_to_the_bit(name: str, mode: Callable[[], Any]) -> None:
+    def run(device: str) -> list[Tensor]:
+        torch.manual_seed(0)
+        model = RECURRENT[name]().to(device)
+        x = torch.linspace(-1, 1, 30).view(2, 5, 3).to(device)
+        with mode():
+            out, state = model(x)
+            return [out, *(state if isinstance(state, tuple) else [state])]
+
+    for ours, theirs in zip(run("ltc"), run("cpu"), strict=True):
+        assert ours.stride() == theirs.stride()
+        torch.testing.assert_close(ours.cpu(), theirs, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_linear_of_an_input_in_another_order_is_eagers_in_inference_mode(trained: bool) -> None:
+    # Eager folds the batch into the rows where the weight requires a gradient, else it may multiply batch by batch.
+    def run(device: str) -> list[Tensor]:
+        torch.manual_seed(0)
+        x, weight = torch.randn(5, 7, 33), torch.randn(17, 33)
+        x, weight = x.to(device).transpose(0, 1), weight.to(device).requires_grad_(trained)
+        made = []
+        for _ in range(3):
+            with torch.inference_mode():
+                made += [nn.functional.linear(x, weight), nn.functional.linear(x, weight, weight[:, 0]), x @ weight.t()]
+                made += [x @ x.mT, x[0] @ weight.t(), weight @ x[0, 0]]
+        return made
+
+    for ours, theirs in zip(run("ltc"), run("cpu"), strict=True):
+        assert ours.stride() == theirs.stride()
+        torch.testing.assert_close(ours.cpu(), theirs, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("name", ["LSTMCell", "GRUCell", "RNNCell"])
 def test_recurrent_cell_equals_eager(name: str) -> None:
     def run(device: str) -> Any:

@@ -82,9 +82,20 @@ def test_a_region_ends_when_the_loop_reads_seldom(auto: None, syncs: list[SyncEv
     chain("ltc", 60)
     assert native.is_eager()
     syncs.clear()
-    assert chain("ltc", 40, 200) == chain("cpu", 40, 200)
+    assert chain("ltc", 80, 200) == chain("cpu", 80, 200)
     assert not native.is_eager()
     assert len(syncs) >= 20
+
+
+def test_a_long_pass_after_many_reads_does_not_end_a_region(auto: None, syncs: list[SyncEvent]) -> None:
+    chain("ltc", 300)
+    assert native.is_eager()
+    for _ in range(3):
+        syncs.clear()
+        assert chain("ltc", 1, 4000) == chain("cpu", 1, 4000)
+        assert not syncs
+        chain("ltc", 200)
+    assert native.is_eager()
 
 
 def test_code_that_never_repeats_runs_at_once(

@@ -190,6 +190,12 @@ TRANSFORMS: dict[str, Callable[[Tensor], Any]] = {
     "jacfwd": lambda x: jacfwd(lambda v: v.square())(x[0]),
     "hessian": lambda x: hessian(lambda v: v.pow(3).sum())(x[0]),
     "vmap of linear": lambda x: vmap(lambda w: nn.functional.linear(x, w))(x.expand(2, 3, 4)),
+    "grad of linear": lambda x: grad(lambda w: nn.functional.linear(x, w).square().sum())(x),
+    "grad of matmul": lambda x: grad(lambda v: (v @ v.mT).square().sum())(x.expand(2, 3, 4)),
+    "jvp of matmul": lambda x: jvp(lambda v: v @ v.mT, (x.expand(2, 3, 4),), (x.expand(2, 3, 4),)),
+    "grad of attention": lambda x: grad(lambda v: nn.functional.scaled_dot_product_attention(v, v, v).sum())(
+        x.expand(2, 1, 3, 4)
+    ),
 }
 
 
@@ -198,6 +204,61 @@ def test_function_transform_gives_what_eager_gives(name: str) -> None:
     # vmap, jvp, grad.
     for _ in range(2):
         assert_like_eager(lambda device: TRANSFORMS[name](torch.linspace(-1, 1, 12).view(3, 4).to(device)), exact=False)
+
+
+NETWORKS = {
+    "RNN": lambda: nn.RNN(4, 2),
+    "RNN, relu": lambda: nn.RNN(4, 2, num_layers=2, nonlinearity="relu", bias=False),
+    "GRU": lambda: nn.GRU(4, 2, bidirectional=True, batch_first=True),
+    "LSTM": lambda: nn.LSTM(4, 2),
+    "LSTM, double": lambda: nn.LSTM(4, 2).double(),
+    "GRUCell": lambda: nn.GRUCell(4, 2),
+    "LSTMCell": lambda: nn.LSTMCell(4, 2),
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_recurrent_networks_inside_of_function_transforms_give_what_eager_gives(name: str) -> None:
+    def transformed(device: str) -> list[Tensor]:
+        torch.manual_seed(0)
+        model = NETWORKS[name]().to(device)
+        parameters = {key: value.detach() for key, value in model.named_parameters()}
+        x = torch.linspace(-1, 1, 12, dtype=next(model.parameters()).dtype).view(3, 4).to(device)
+
+        def loss(parameters: dict[str, Tensor], x: Tensor) -> Tensor:
+            made = functional_call(model, parameters, (x,))
+            return (made[0] if isinstance(made, tuple) else made).square().sum()
+
+        with torch.no_grad():
+            found = list(grad(loss)(parameters, x).values())
+        found += [grad(loss, argnums=1)(parameters, x), jacrev(loss, argnums=1)(parameters, x)]
+        if "LSTM" not in name:
+            # On the CPU oneDNN has no derivative of these forwards, nor one of its derivative.
+            found += [jvp(lambda v: loss(parameters, v), (x,), (x,))[1]]
+            found += [grad(lambda v: grad(loss, argnums=1)(parameters, v).sum())(x)]
+        return found
+
+    for ours, theirs in zip(transformed("ltc"), transformed("cpu"), strict=True):
+        torch.testing.assert_close(ours.cpu(), theirs, rtol=0, atol=0)
+
+
+def test_calls_on_lists_refuse_tensors_of_inference_mode_as_eager_does() -> None:
+    def run(device: str) -> list[Any]:
+        first, last = torch.ones(2, device=device), torch.ones(2, device=device)
+        with torch.inference_mode():
+            frozen = first + 1
+        versions = []
+        # What is known is recorded in another way.
+        for _ in range(3):
+            with pytest.raises(RuntimeError, match="Inplace update to inference tensor outside InferenceMode"):
+                torch._foreach_mul_([first, frozen, last], [last, first, frozen])
+            versions += [first._version, last._version]
+        with torch.inference_mode():
+            torch._foreach_add_([frozen], 1.0)
+        torch._foreach_add_([first, last], 2.0)
+        return [*versions, first.tolist(), frozen.tolist(), last.tolist()]
+
+    assert run("ltc") == run("cpu")
 
 
 def test_hooks_see_gradients_on_the_device() -> None:
@@ -316,6 +377,7 @@ def test_operators_on_lists_count_versions_up_as_in_eager() -> None:
         torch._foreach_add_(tensors, 1.0)
         torch._foreach_mul_(tensors[:2], tensors[1:])
         torch._foreach_zero_(tensors[2:])
+        torch._foreach_addcmul_(tensors, tensors, tensors, torch.tensor([1.0, 2.0, 3.0]))
         states = [[torch.ones(2, device=device)] for _ in range(4)]
         step = [torch.ones((), device=device)]
         options = {"lr": 0.1, "beta1": 0.9, "beta2": 0.99, "weight_decay": 0.0, "eps": 1e-8, "amsgrad": False}

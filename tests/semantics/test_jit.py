@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import io
 import itertools
@@ -694,6 +695,90 @@ def test_an_optimizer_that_decides_by_its_step_count_is_not_replayed_past_it(nam
         return found
 
     assert trained("ltc") == trained("cpu")
+
+
+def _replace_steps(optimizer: torch.optim.Optimizer) -> None:
+    for state in optimizer.state.values():
+        state["step"] = state["step"] + 2
+
+
+def _forget_one(optimizer: torch.optim.Optimizer) -> None:
+    optimizer.state.pop(optimizer.param_groups[0]["params"][0])
+
+
+CHANGES: dict[str, Callable[[torch.optim.Optimizer], object]] = {
+    "state is forgotten": lambda optimizer: optimizer.state.clear(),
+    "state of one parameter is forgotten": _forget_one,
+    "steps are replaced": _replace_steps,
+    "state is loaded": lambda optimizer: optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict())),
+    "another rate": lambda optimizer: optimizer.param_groups[0].update(lr=0.5),
+    "an integer for a rate": lambda optimizer: optimizer.param_groups[0].update(lr=1),
+    "a tensor for a rate": lambda optimizer: optimizer.param_groups[0].update(lr=torch.tensor(0.25)),
+    "parameters in another order": lambda optimizer: optimizer.param_groups[0]["params"].reverse(),
+    "a parameter less": lambda optimizer: optimizer.param_groups[0]["params"].pop(),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_is_changed_of_an_optimizer_between_calls_is_seen(name: str) -> None:
+    def trained(device: str) -> list[Any]:
+        weights = [torch.ones(size, device=device, requires_grad=True) for size in ((2, 3), (3,))]
+        optimizer = torch.optim.Adam(weights, 0.125, foreach=False)
+
+        def step() -> None:
+            optimizer.zero_grad()
+            (weights[0] * weights[1]).square().sum().backward()
+            optimizer.step()
+
+        run = torch_ltc.jit(step) if device == "ltc" else step
+        found: list[Any] = []
+        for run_number in range(2):
+            for _ in range(4):
+                run()
+                found += [weight.tolist() for weight in weights]
+            # In the order in which it was made.
+            for state in optimizer.state.values():
+                found += [(key, value.tolist()) for key, value in state.items()]
+            if run_number == 0:
+                CHANGES[name](optimizer)
+        return found
+
+    assert trained("ltc") == trained("cpu")
+
+
+def test_an_optimizer_that_takes_the_place_of_another_is_seen() -> None:
+    def trained(device: str) -> list[Any]:
+        weight = torch.ones(3, device=device, requires_grad=True)
+        optimizer: torch.optim.Optimizer = torch.optim.Adam([weight], 0.125, foreach=False)
+
+        def step() -> None:
+            optimizer.zero_grad()
+            weight.square().sum().backward()
+            optimizer.step()
+
+        run = torch_ltc.jit(step) if device == "ltc" else step
+        found = []
+        for make in (None, lambda: torch.optim.SGD([weight], 0.5, momentum=0.5, foreach=False), _adagrad(weight)):
+            optimizer = optimizer if make is None else make()
+            for _ in range(4):
+                run()
+                found.append(weight.tolist())
+        return found
+
+    assert trained("ltc") == trained("cpu")
+
+
+def _adagrad(weight: Tensor) -> Callable[[], torch.optim.Optimizer]:
+    return lambda: torch.optim.Adagrad([weight], 0.25, foreach=False)
+
+
+def test_zeros_of_both_signs_are_other_numbers() -> None:
+    function = torch_ltc.jit(lambda x, number: x * number)
+    x = torch.ones(2, device="ltc")
+    signs = [1.0, 1.0, 1.0, -1.0, -1.0, 1.0]
+    found = [function(x, sign * 0.0) for sign in signs]
+    assert [torch.ones(2).copysign(each.cpu()).tolist() for each in found] == [[sign] * 2 for sign in signs]
+    assert counts(function)[1] > 0
 
 
 # ---- attributes of objects ------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import copy
 import io
 import pickle
 from collections.abc import Callable, Iterator
+from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -386,6 +387,85 @@ def test_the_operator_of_attention_returns_weights_where_they_are_asked_for(need
     ours, expected = attend(*map(lazy, tensors)), attend(*tensors)
     assert_same(ours[0], expected[0])
     assert (ours[1] is None) == (expected[1] is None) != need_weights
+
+
+_LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "dense": lambda x: x,
+    "coo": lambda x: x.to_sparse(),
+    "csr": lambda x: x.to_sparse_csr(),
+    "csc": lambda x: x.to_sparse_csc(),
+    "bsr": lambda x: x.to_sparse_bsr((2, 3)),
+    "bsr of elements": lambda x: x.to_sparse_bsr((1, 1)),
+}
+
+
+@pytest.mark.parametrize("target", _LAYOUTS)
+@pytest.mark.parametrize("source", _LAYOUTS)
+@pytest.mark.parametrize("devices", [("ltc", "ltc"), ("cpu", "ltc"), ("ltc", "cpu")])
+def test_a_copy_from_layout_to_layout_is_that_of_the_cpu(target: str, source: str, devices: tuple[str, str]) -> None:
+    def outcome(devices: tuple[str, str], given: Tensor) -> Any:
+        into = _LAYOUTS[target](torch.diag(torch.tensor([1.0, 0.0, 2.0, 0.0, 0.0, 3.0]))).to(devices[0])
+        values = None if target in ("dense", "coo") else into.values()
+        try:
+            assert into.copy_(_LAYOUTS[source](given).to(devices[1])) is into
+        except RuntimeError as error:
+            return str(error).replace("torch.ltc.", "torch.")
+        return into.cpu().to_dense().tolist(), None if values is None else values.cpu().tolist()
+
+    base = torch.diag(torch.tensor([4.0, 0.0, 5.0, 0.0, 0.0, 6.0]))
+    for given in (base, base.double(), base + torch.eye(6), base[:4], base.flip(0)):
+        assert outcome(devices, given) == outcome(("cpu", "cpu"), given)
+
+
+_WRITES: dict[str, Callable[[Tensor, Tensor, Tensor], Any]] = {
+    "add(out=)": lambda a, b, out: torch.add(a, b, out=out),
+    "mul(out=)": lambda a, b, out: torch.mul(a, b, out=out),
+    "add_": lambda a, b, out: a.add_(b),
+    "mul_ by a number": lambda a, b, out: a.mul_(2),
+    "sin_": lambda a, b, out: a.sin_(),
+    "resize_ to fewer rows": lambda a, b, out: b.resize_(2, 6),
+    "resize_ to more rows": lambda a, b, out: a.resize_(8, 6),
+    "zero_": lambda a, b, out: a.zero_(),
+}
+
+
+@pytest.mark.parametrize("layout", ["coo", "csr", "csc", "bsr"])
+@pytest.mark.parametrize("write", _WRITES)
+def test_sparse_targets_are_written_as_on_the_cpu(layout: str, write: str) -> None:
+    def outcome(device: str, elements: Tensor) -> Any:
+        a, b = torch.eye(6), torch.arange(36.0).view(6, 6)
+        tensors = [_LAYOUTS[layout](dense).to(device) for dense in (a, b, elements)]
+        try:
+            result = _WRITES[write](tensors[0], tensors[1], tensors[2])
+            which = [result is each for each in tensors]
+            return which, [(tuple(each.shape), each._nnz(), each.to_dense().tolist()) for each in tensors]
+        except (RuntimeError, IndexError) as error:
+            return type(error)
+
+    for elements in (torch.zeros(6, 6), torch.eye(6), torch.ones(6, 6)):
+        assert outcome("ltc", elements) == outcome("cpu", elements)
+
+
+@pytest.mark.parametrize(
+    "indices", [[[0, 1, 1], [2, 0, 2]], [[0, 1, 0], [2, 0, 2]], [[0, 0, 1], [1, 1, 0]], [[0, 1, 7], [2, 0, 2]]]
+)
+def test_indices_that_are_said_to_be_coalesced_are_checked_as_on_the_cpu(indices: list[list[int]]) -> None:
+    def outcome(device: str, make: Callable[..., Any]) -> Any:
+        places = torch.tensor(indices, device=device)
+        values = torch.tensor([3.0, 4.0, 5.0], device=device, requires_grad=True)
+        try:
+            made = make(places, values, (2, 3), is_coalesced=True)
+        except RuntimeError as error:
+            return str(error)
+        if made is None:
+            return None
+        (made.to_dense() ** 2).sum().backward()
+        return made.is_coalesced(), made.detach().to_dense().tolist(), values.grad.tolist()  # type: ignore[union-attr]
+
+    checked = partial(torch.sparse_coo_tensor, check_invariants=True)
+    for make in (checked, torch._validate_sparse_coo_tensor_args):  # type: ignore[attr-defined]
+        assert outcome("ltc", make) == outcome("cpu", make)
+    assert not torch.sparse.check_sparse_tensor_invariants.is_enabled()
 
 
 @pytest.mark.filterwarnings("ignore:Sparse [A-Z]* tensor support is in beta state")

@@ -289,8 +289,14 @@ def test_resizing_an_out_target_with_elements_warns_at_every_call() -> None:
 @pytest.mark.filterwarnings("ignore:torch.range is deprecated")
 @pytest.mark.parametrize(
     "factory",
-    [torch.arange, lambda n, out: torch.range(1, n, out=out), lambda n, out: torch.linspace(0, 1, n, out=out)],
-    ids=["arange", "range", "linspace"],
+    [
+        torch.arange,
+        lambda n, out: torch.range(1, n, out=out),
+        lambda n, out: torch.linspace(0, 1, n, out=out),
+        torch.fft.fftfreq,
+        torch.fft.rfftfreq,
+    ],
+    ids=["arange", "range", "linspace", "fftfreq", "rfftfreq"],
 )
 def test_a_factory_warns_of_a_target_that_it_resizes_as_eager_does(factory: Callable[..., Tensor]) -> None:
     texts = []
@@ -426,4 +432,23 @@ def test_an_operand_is_no_target_of_another_size() -> None:
         small, large = torch.ones(3, 4, device=device), torch.ones(2, 3, 4, device=device)
         with pytest.raises(RuntimeError, match=r"output with shape \[3, 4\] doesn't match the broadcast shape"):
             torch.mul(small, large, out=small)
+        for empty in (large, large[:0]):
+            with pytest.raises(RuntimeError, match=r"output with shape \[3, 4\] doesn't match the broadcast shape"):
+                torch.where(empty > 0, empty, small, out=small)
         assert small.shape == (3, 4)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x, out: torch.where(x > 0, x, out, out=out),
+        lambda x, out: torch.floor_divide(x, out, out=out),
+        lambda x, out: torch.ops.aten.mse_loss.out(x, out, 0, out=out),
+        lambda x, out: torch.ops.aten.threshold_backward.grad_input(x, out, 1.5, grad_input=out),
+    ],
+    ids=["where", "floor_divide", "mse_loss", "threshold_backward"],
+)
+def test_elementwise_calls_that_are_not_tagged_so_refuse_to_resize_an_operand(call: Callable[..., object]) -> None:
+    for device in ("cpu", "ltc"):
+        with pytest.raises(RuntimeError, match=r"output with shape \[1\] doesn't match the broadcast shape"):
+            call(torch.ones(4, 3, device=device), torch.ones(1, device=device))

@@ -23,7 +23,13 @@ from torch_ltc.cli.numpy_memory import NumpyMemory, storage_of
 from torch_ltc.cli.output import note
 from torch_ltc.formatting import count_text
 from torch_ltc.pytorch.patches import Patches
-from torch_ltc.pytorch.private import device_constructors, pytree, storage_use_count, untyped_storage
+from torch_ltc.pytorch.private import (
+    device_constructors,
+    function_modes,
+    pytree,
+    storage_use_count,
+    untyped_storage,
+)
 from torch_ltc.record.ordinal import ordinal
 
 NAME = "ltc"
@@ -32,6 +38,8 @@ _Tensor = torch.Tensor
 _ONE_TENSOR = 2
 # They draw from the CPU's generator, as without the device. What they make is copied there.
 _RANDOM = frozenset({torch.rand, torch.randn, torch.randint, torch.randperm})
+# Arguments without tensors.
+_PLAIN = frozenset({type(None), bool, int, float, str, torch.dtype, torch.device, torch.Size})
 _SHARING = frozenset({torch.as_tensor, torch.asarray})
 # Calls that PyTorch itself defines for tensors of two devices, or that follow the graph of the tensors they are given.
 _OF_BOTH = frozenset({_Tensor.copy_, _Tensor.set_, _Tensor.backward, torch.autograd.grad})
@@ -81,11 +89,10 @@ class _Script:
 
 
 class _Thread(threading.local):
-    """Calls of placed modules that this thread is inside of, whether a library moves a module, and its mode."""
+    """Calls of placed modules that this thread is inside of, and whether a library moves a module."""
 
     depth = 0
     to_device = False
-    mode: _Placement | None = None
 
 
 _thread = _Thread()
@@ -163,8 +170,8 @@ def _follow_modules(patches: Patches) -> None:
         def call(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
             if not _script.active or not _script.is_placed(self):
                 return original(self, *args, **kwargs)
-            if _thread.mode is None:
-                # On a thread of autograd, which computes a checkpoint again.
+            if function_modes() == 0:
+                # In a backward pass, which computes a checkpoint again: a mode that handles `backward` sees no calls.
                 with _Placement():
                     return call(self, *args, **kwargs)
             _thread.depth += 1
@@ -206,15 +213,6 @@ def _follow_modules(patches: Patches) -> None:
 class _Placement(TorchFunctionMode):
     """Sees every call of PyTorch that the script makes on one thread."""
 
-    def __enter__(self) -> _Placement:
-        _thread.mode = self
-        super().__enter__()  # type: ignore[no-untyped-call]
-        return self
-
-    def __exit__(self, *raised: Any) -> None:
-        _thread.mode = None
-        super().__exit__(*raised)  # type: ignore[no-untyped-call]
-
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
@@ -252,6 +250,8 @@ def _call(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 def _tensors(values: Any) -> list[torch.Tensor]:
+    if isinstance(values, _Tensor):
+        return [values]
     return [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, _Tensor)]
 
 
@@ -270,12 +270,19 @@ def _mixed(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
         args, kwargs = pytree.tree_map_only(_Tensor, _Tensor.cpu, (args, kwargs))
         return func(*args, **kwargs)
     copies = _Copies()
-    moved_args, moved_kwargs = pytree.tree_map_only(_Tensor, copies.of, (args, kwargs))
-    result = func(*moved_args, **moved_kwargs)
+    moved = [_with_tensors(copies.of, value) for value in args]
+    result = func(*moved, **{name: _with_tensors(copies.of, value) for name, value in kwargs.items()})
     if not copies.write_back(_may_write_unseen(func)) and copies.are_viewed_by(_tensors(result)):
         # As of `view_as`: a view of the copy would not see what is written to the tensor.
         return func(*args, **kwargs)
-    return pytree.tree_map_only(_Tensor, copies.original_of, result)
+    return _with_tensors(copies.original_of, result)
+
+
+def _with_tensors(change: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
+    """The value with its tensors changed."""
+    if isinstance(value, _Tensor):
+        return change(value)
+    return value if value.__class__ in _PLAIN else pytree.tree_map_only(_Tensor, change, value)
 
 
 def _writes_first(func: Callable[..., Any]) -> bool:
@@ -304,8 +311,11 @@ class _Copies:
         if not tensor.is_cpu:
             return tensor
         if id(tensor) not in self._made:
-            # Tensors that are made in inference mode do not say that they were written to.
-            with torch.inference_mode(False), torch.set_grad_enabled(torch.is_grad_enabled()):
+            if torch.is_inference_mode_enabled():
+                # Tensors that are made in inference mode do not say that they were written to.
+                with torch.inference_mode(False), torch.set_grad_enabled(False):
+                    copy = tensor.to(NAME)
+            else:
                 copy = tensor.to(NAME)
             self._made[id(tensor)] = (tensor, copy, copy._version)
         return self._made[id(tensor)][1]

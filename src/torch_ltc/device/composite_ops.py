@@ -6,6 +6,7 @@ that runs or decomposes them computes what CPU eager's composition does, to the 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ import torch
 from torch_ltc.device.kernels import Kernel, make_kernel
 from torch_ltc.device.registration import composed, with_derivative
 from torch_ltc.program.composite_gradients import is_batch_product, is_folded, linear_backward, matmul_backward
-from torch_ltc.pytorch.private import dispatch_modes, forward_ad
+from torch_ltc.pytorch.private import dispatch_modes, forward_ad, function_transforms
 
 aten = torch.ops.aten
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -25,18 +26,19 @@ _matmul_backward = make_kernel(aten.matmul_backward.default)
 
 def _are_plain(first: torch.Tensor, second: torch.Tensor) -> bool:
     """True for tensors of this device and of one dtype that nobody looks at on the way to its kernels: no subclass, no
-    mode, no derivative forwards."""
+    mode, no function transform, no derivative forwards."""
     if type(first) not in _PLAIN or type(second) not in _PLAIN or first.dtype is not second.dtype:
         return False
     # `device` costs several times as much; one of the tensors is on this device.
     if first.is_cpu or second.is_cpu or first.is_meta or second.is_meta:
         return False
-    return not dispatch_modes() and forward_ad._current_level < 0
+    # Keys that a call is redispatched with do not have those of a transform, and its tensors would get to kernels.
+    return not dispatch_modes() and not function_transforms() and forward_ad._current_level < 0
 
 
 def linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Any:
     """Autograd's kernel of `aten::linear`: one call in all usual cases."""
-    if not _is_usual(input, weight) or (bias is not None and not _is_usual_bias(bias, weight)):
+    if not _is_usual_linear(input, weight, bias):
         return composed(aten.linear.default, input, weight, bias)
     if torch.is_grad_enabled():
         if weight.is_complex():
@@ -59,6 +61,28 @@ def _is_usual_bias(bias: torch.Tensor, weight: torch.Tensor) -> bool:
     return bias.dim() == 1 and bias.size(0) == weight.size(0) and _are_plain(bias, weight)
 
 
+def _without_autograd(record: Kernel, is_usual: Callable[..., bool], op: Any) -> Kernel:
+    """The device's kernel: below the one of autograd, which has looked at the call, and in inference mode, where nobody
+    has."""
+
+    def kernel(*args: Any) -> Any:
+        if torch.is_inference_mode_enabled() and not is_usual(*args):
+            return composed(op, *args)
+        return record(*args)
+
+    # What is recorded once is found in C++ from then on.
+    setattr(kernel, "operator", getattr(record, "operator"))  # noqa: B009, B010  a function's attribute
+    return kernel
+
+
+def _is_usual_linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> bool:
+    return _is_usual(input, weight) and (bias is None or _is_usual_bias(bias, weight))
+
+
+def _is_usual_matmul(self: torch.Tensor, other: torch.Tensor) -> bool:
+    return is_batch_product(self, other) and _are_plain(self, other)
+
+
 def linear_backward_with_graph(self: torch.Tensor, grad: torch.Tensor, weight: torch.Tensor, mask: Any) -> Any:
     """Autograd's kernel of `aten::linear_backward`: decomposed when it is differentiated itself, else one call."""
     if torch.is_grad_enabled() or not _are_plain(self, grad):
@@ -72,7 +96,7 @@ def matmul(self: torch.Tensor, other: torch.Tensor) -> Any:
         return aten.mm.default(self, other)
     with_gradient = torch.is_grad_enabled()
     # PyTorch's derivative of the whole operator is not for complex numbers.
-    if not is_batch_product(self, other) or not _are_plain(self, other) or (with_gradient and self.is_complex()):
+    if not _is_usual_matmul(self, other) or (with_gradient and self.is_complex()):
         return composed(aten.matmul.default, self, other)
     if with_gradient:
         return with_derivative(aten.matmul.default, self, other)
@@ -100,8 +124,8 @@ def _zeros(size: Any, **options: Any) -> torch.Tensor:
 
 # Beside PyTorch's compositions.
 COMPOSED: dict[str, Kernel] = {
-    "aten::linear": _linear,
-    "aten::matmul": _matmul,
+    "aten::linear": _without_autograd(_linear, _is_usual_linear, aten.linear.default),
+    "aten::matmul": _without_autograd(_matmul, _is_usual_matmul, aten.matmul.default),
     "aten::_efficientzerotensor": _zeros,
 }
 AUTOGRAD: dict[str, Kernel] = {

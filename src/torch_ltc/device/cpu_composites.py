@@ -18,7 +18,12 @@ from torch_ltc.config import settings
 from torch_ltc.device.kernels import Kernel
 from torch_ltc.native.recording import native
 from torch_ltc.program.spec import spec_of
-from torch_ltc.pytorch.private import attention_choice, overrideable_sdp_enabled, sdp_priority_order
+from torch_ltc.pytorch.private import (
+    attention_choice,
+    no_function_transforms,
+    overrideable_sdp_enabled,
+    sdp_priority_order,
+)
 from torch_ltc.record.buffer import physical_device
 
 aten = torch.ops.aten
@@ -35,8 +40,9 @@ def _stand_in(tensor: torch.Tensor | None) -> torch.Tensor | None:
     if tensor is None:
         return None
     spec = spec_of(tensor)
-    made = torch.empty_strided(spec.size, spec.stride, dtype=spec.dtype, device=physical_device())
-    return made.requires_grad_(tensor.requires_grad) if tensor.requires_grad else made
+    # Not `requires_grad_` afterwards, which function transforms refuse.
+    like: dict[str, Any] = {"dtype": spec.dtype, "device": physical_device(), "requires_grad": tensor.requires_grad}
+    return torch.empty_strided(spec.size, spec.stride, **like)
 
 
 @cache
@@ -72,11 +78,12 @@ def _attention_choice(
     choice = _choices.get(known)
     if choice is None:
         tensors = (query, key, value, mask)
-        _check_ranks(*(None if t is None else (t.dtype, t.dim()) for t in tensors))
-        made: list[Any] = [_stand_in(t) for t in tensors]
-        if mask is not None and mask.dtype is torch.bool:
-            made[3] = made[3].to(query.dtype)
-        choice = int(attention_choice(*made, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa))
+        with no_function_transforms():
+            _check_ranks(*(None if t is None else (t.dtype, t.dim()) for t in tensors))
+            made: list[Any] = [_stand_in(t) for t in tensors]
+            if mask is not None and mask.dtype is torch.bool:
+                made[3] = made[3].to(query.dtype)
+            choice = int(attention_choice(*made, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa))
         if not all(tensor.numel() for tensor in (query, key, value)):
             # The fused kernels divide by sizes: eager does not call them, whatever the answer is.
             choice = _MATH

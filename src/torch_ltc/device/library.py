@@ -89,6 +89,7 @@ def kernel_for(op: OpOverload) -> Kernel | None:
         **cpu_composites.KERNELS,
         **other_layouts.KERNELS,
         **padded_sequences.KERNELS,
+        **recurrent.KERNELS,
         **widened_ops.KERNELS,
         **composite_ops.KERNELS,
     }
@@ -112,7 +113,10 @@ def kernel_for(op: OpOverload) -> Kernel | None:
     if plain in _RANGES and operator.kinds[:2].count(Kind.TENSOR):
         return _on_any_device(op, make_kernel(op))
     if plain.startswith("_foreach_"):
-        return _counting_versions(operator, make_kernel(op))
+        kernel = _counting_versions(operator, make_kernel(op))
+        return (
+            _with_numbers(op, kernel) if plain.startswith("_foreach_addc") and op._overloadname == "Tensor" else kernel
+        )
     return make_kernel(op)
 
 
@@ -128,6 +132,32 @@ def _on_any_device(op: OpOverload, kernel: Kernel) -> Kernel:
     return on_any_device
 
 
+def _with_numbers(op: OpOverload, kernel: Kernel) -> Kernel:
+    """The kernel of an operator that takes numbers in a tensor of the CPU, and reads them when it is called."""
+    with_list = getattr(torch.ops.aten, op._opname).ScalarList
+
+    def with_numbers(self: Any, tensor1: Any, tensor2: Any, scalars: torch.Tensor) -> Any:
+        if scalars.is_cpu and scalars.dim() == 1 and len(scalars) == len(self):
+            return with_list(self, tensor1, tensor2, scalars.tolist())
+        return kernel(self, tensor1, tensor2, scalars)
+
+    return with_numbers
+
+
+# As eager says it.
+_IN_VAIN = (
+    "Inplace update to inference tensor outside InferenceMode is not allowed.You can make a clone to get a normal "
+    "tensor before doing inplace update.See https://github.com/pytorch/rfcs/pull/17 for more details."
+)
+
+
+def _first_of_inference(args: tuple[Any, ...], positions: list[int]) -> int | None:
+    """The place in lists of the first tensor made in inference mode: outside of it nobody may write to it."""
+    given = [args[position] for position in positions if position < len(args)]
+    places = [place for tensors in given for place, tensor in enumerate(tensors) if tensor.is_inference()]
+    return min(places, default=None)
+
+
 def _counting_versions(operator: Operator, kernel: Kernel) -> Kernel:
     """The kernel of an operator on lists, which counts up the versions of the tensors that it writes to: autograd's own
     kernels, which do so elsewhere, leave that to those of the device."""
@@ -137,11 +167,17 @@ def _counting_versions(operator: Operator, kernel: Kernel) -> Kernel:
         return kernel
 
     def counting(*args: Any, **kwargs: Any) -> Any:
+        last = None if torch.is_inference_mode_enabled() else _first_of_inference(args, positions)
+        if last is not None:
+            # Eager writes one after the other, and raises when it has written this one.
+            args = tuple([arg[: last + 1] if isinstance(arg, (list, tuple)) else arg for arg in args])
         made = kernel(*args, **kwargs)
         for position in positions:
             if position < len(args):
                 written = [tensor for tensor in args[position] if not tensor.is_inference()]
                 increment_version(written)
+        if last is not None:
+            raise RuntimeError(_IN_VAIN)
         return made
 
     # The one that is part of the keys.
@@ -195,6 +231,8 @@ def register_kernels() -> None:
         **random_ops.COMPOSITES,
         **cpu_composites.COMPOSITES,
         **recurrent.COMPOSITES,
+        **sparse.CHECKS,
+        **sparse.CHECKED,
     }
     for name, kernel in composites.items():
         # What the kernels in C++ leave to Python has a key that no tensor has.

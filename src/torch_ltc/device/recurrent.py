@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from torch_ltc.device.kernels import Kernel, on_cpu
+from torch_ltc.device.kernels import Kernel, make_kernel, on_cpu
 from torch_ltc.pytorch.private import mkldnn_enabled
 
 aten = torch.ops.aten
@@ -176,6 +176,33 @@ def _use_onednn(x: torch.Tensor, projected: bool) -> bool:
     return x.dtype is torch.float16 and bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
 
 
+def _define_layer() -> torch.library.Library:
+    """The operator `torch_ltc::lstm_layer`: `aten::mkldnn_rnn_layer` as it is where no gradients are wanted.
+
+    Its kernel asks the thread whether they are, and computes with other last bits; programs run with gradients wanted.
+    """
+    library = torch.library.Library("torch_ltc", "FRAGMENT")
+    arguments = str(aten.mkldnn_rnn_layer.default._schema).partition("(")[2].partition(" -> ")[0]
+    library.define(f"lstm_layer({arguments} -> (Tensor, Tensor, Tensor)")
+    library.impl("lstm_layer", _run_layer, "CPU")
+    library.impl("lstm_layer", lambda *args: aten.mkldnn_rnn_layer.default(*args)[:3], "Meta")
+    return library
+
+
+def _run_layer(*args: Any) -> Any:
+    with torch.no_grad():
+        return aten.mkldnn_rnn_layer.default(*args)[:3]
+
+
+_library = _define_layer()
+_layer = make_kernel(aten.mkldnn_rnn_layer.default)
+
+
+def onednn_layer(*args: Any) -> Any:
+    """Kernel of `aten::mkldnn_rnn_layer`. Without gradients there is no workspace for them."""
+    return _layer(*args) if torch.is_grad_enabled() else (*torch.ops.torch_ltc.lstm_layer(*args), None)
+
+
 def _onednn_lstm(
     x: torch.Tensor,
     hx: Sequence[torch.Tensor],
@@ -315,3 +342,4 @@ def _table() -> dict[str, Kernel]:
 
 
 COMPOSITES = _table()
+KERNELS: dict[str, Kernel] = {"aten::mkldnn_rnn_layer": onednn_layer}

@@ -29,6 +29,8 @@ from torch_ltc.pytorch.private import (
     register_device_guard,
     register_device_hooks,
     register_device_module,
+    use_backward_threads,
+    uses_backward_threads,
 )
 from torch_ltc.record.buffer import physical_device
 from torch_ltc.record.call_site import current_source
@@ -60,6 +62,10 @@ def _is_other_accelerator(error: RuntimeError) -> bool:
 @replaces("torch.autograd.graph._engine_run_backward")
 def _raising_taken_errors(run: Any) -> Any:
     def run_backward(*args: Any, **kwargs: Any) -> Any:
+        # On the calling thread, as on the CPU: handing each pass to a thread of the device and back takes as long as
+        # ten calls.
+        threads = uses_backward_threads()
+        use_backward_threads(False)
         try:
             return run(*args, **kwargs)
         except SystemError:
@@ -87,6 +93,8 @@ def _raising_taken_errors(run: Any) -> Any:
                 hint="train on the GPU through ltc (LTC_TS_CUDA=1, .to('ltc')), or in a process that does not import "
                 "torch_ltc",
             ) from failure
+        finally:
+            use_backward_threads(threads)
         raise error
 
     return run_backward
@@ -186,9 +194,9 @@ def composed_explicitly(op: Any, *args: Any, **kwargs: Any) -> Any:
     return op._op_dk(DispatchKey.CompositeExplicitAutograd, *args, **kwargs)
 
 
-def composed(op: Any, *args: Any) -> Any:
+def composed(op: Any, *args: Any, **kwargs: Any) -> Any:
     """Run a composite operator decomposed, as PyTorch does, derivatives included."""
-    return op._op_dk(DispatchKey.CompositeImplicitAutograd, *args)
+    return op._op_dk(DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
 
 
 def composite(op: Any, *args: Any, **kwargs: Any) -> Any:

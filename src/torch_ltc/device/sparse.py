@@ -6,10 +6,12 @@ physical device, and sparse results are put on the device again.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 
+from torch_ltc.device.registration import composed
 from torch_ltc.pytorch.private import COMPRESSED, COORDINATES, SPARSE_KEY, OpOverload
 
 aten = torch.ops.aten
@@ -65,7 +67,14 @@ def parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 def replace(target: torch.Tensor, tensor: torch.Tensor) -> None:
     """Give a sparse tensor of the device the size and the parts of another one."""
-    target.data = tensor
+    if target.layout is torch.sparse_coo:
+        target.data = tensor
+        return
+    # Compressed tensors keep their parts when their data is set, in PyTorch.
+    if target.size() != tensor.size() or parts(target)[-1].size() != parts(tensor)[-1].size():
+        aten.resize_as_sparse_.default.redispatch(COMPRESSED, target, tensor)
+    for own, given in zip(parts(target), parts(tensor), strict=True):
+        own.copy_(given)
 
 
 def make(
@@ -111,18 +120,29 @@ def empty(size: Any, *, memory_format: torch.memory_format | None = None, **opti
 
 
 def copy_(target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
-    """Kernel of `aten::copy_`; eager has none from one layout to another."""
+    """Kernel of `aten::copy_` for tensors with coordinates."""
     if target.layout is not source.layout:
+        # PyTorch's own would name types that the device does not have.
         raise RuntimeError(
             "copy_() between dense and sparse Tensors is not implemented! Found self type = "
             f"{target.type()} and src type = {source.type()}"
         )
-    given = to_copy(source, dtype=target.dtype, device=target.device)
-    if is_on_device(target):
-        replace(target, given)
-    else:
-        target.copy_(given)
-    return target
+    return _copy(COORDINATES, target, source, non_blocking)
+
+
+def copy_compressed_(target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    """Kernel of `aten::copy_` for compressed tensors, of which there is one at least."""
+    return _copy(COMPRESSED, target, source, non_blocking)
+
+
+def _copy(keys: Any, target: torch.Tensor, source: torch.Tensor, non_blocking: bool) -> torch.Tensor:
+    """PyTorch's own kernel compares the two, and copies part by part; parts of one device."""
+    if target.layout is source.layout and target.device != source.device:
+        source = to_copy(source, device=target.device)
+        if not is_on_device(target):
+            return target.copy_(source)
+    copied: torch.Tensor = aten.copy_.default.redispatch(keys, target, source, non_blocking)
+    return copied
 
 
 def to_copy(
@@ -140,7 +160,42 @@ def to_copy(
     return put_together(source, *indices, values.to(dtype))
 
 
+def check_parts(
+    indices: torch.Tensor,
+    values: torch.Tensor,
+    size: Any,
+    is_coalesced: bool | None = None,
+    check_pinning: bool | None = None,
+) -> None:
+    """Kernel of `aten::_validate_sparse_coo_tensor_args`: PyTorch has one for the order of indices on its own devices
+    alone."""
+    check = aten._validate_sparse_coo_tensor_args.default
+    composed(check, indices, values, size, None, check_pinning)
+    if is_coalesced:
+        check(indices.cpu(), torch.empty(values.shape, dtype=values.dtype, device="cpu"), size, True)
+
+
+def _checked(op: OpOverload) -> Any:
+    """The kernel of a composition that would call the check without a look at the device."""
+
+    def kernel(
+        indices: torch.Tensor, values: torch.Tensor, size: Any, *, is_coalesced: bool | None = None, **options: Any
+    ) -> Any:
+        check = is_coalesced and torch.sparse.check_sparse_tensor_invariants.is_enabled()
+        if check:
+            check_parts(indices, values, size, is_coalesced)
+        with torch.sparse.check_sparse_tensor_invariants(enable=False) if check else nullcontext():
+            return composed(op, indices, values, size, is_coalesced=is_coalesced, **options)
+
+    return kernel
+
+
+CHECKS: dict[str, Any] = {"aten::_validate_sparse_coo_tensor_args": check_parts}
+CHECKED: dict[str, Any] = {
+    op.name(): _checked(op) for op in (aten.sparse_coo_tensor.indices_size, aten._sparse_coo_tensor_unsafe.default)
+}
 KERNELS: dict[str, Any] = {
+    **CHECKED,
     "aten::_sparse_coo_tensor_with_dims_and_tensors": make,
     "aten::_sparse_coo_tensor_with_dims": make_empty,
     "aten::empty.memory_format": empty,
@@ -162,7 +217,7 @@ KERNELS.update(
     )
 )  # fmt: skip
 COMPRESSED_KERNELS: dict[str, Any] = {
-    "aten::copy_": copy_,
+    "aten::copy_": copy_compressed_,
     "aten::_to_copy": to_copy,
     **{
         op.name(): _plain(op, COMPRESSED)

@@ -183,13 +183,13 @@ _RESIZED_RANGE = (
     "{}. Note that this may occur as a result of rounding error. The out tensor will be resized to a tensor of shape "
     "({},)."
 )
-_RANGE = "aten::arange"
+_RANGES = frozenset({"aten::arange", "aten::fft_fftfreq", "aten::fft_rfftfreq"})
 
 
 def _warn_resized(operator: Operator, target: torch.Tensor, spec: Spec) -> None:
     """Warn as eager does of a target with elements that gets another size; most factories resize without a word."""
     have = list(target.shape)
-    if operator.op._schema.name == _RANGE:
+    if operator.op._schema.name in _RANGES:
         text = _RESIZED_RANGE.format(have, target.numel(), spec.size[0], spec.size[0])
     elif any(a.kind in (Kind.TENSOR, Kind.TENSORS) and not a.written for a in operator.arguments):
         text = _RESIZED.format(have, list(spec.size))
@@ -219,10 +219,25 @@ def out_kernel(operator: Operator) -> Kernel:
     return kernel
 
 
+# Elementwise, and not tagged so.
+_ELEMENTWISE = frozenset(
+    f"aten::{name}"
+    for name in (
+        "where", "floor_divide", "copy", "_add_relu", "binary_cross_entropy_with_logits", "special_xlogy",
+        "special_gammainc", "special_gammaincc",
+        *(f"{loss}{backward}" for loss in ("mse_loss", "huber_loss", "smooth_l1_loss", "soft_margin_loss")
+          for backward in ("", "_backward")),
+        *(f"{function}_backward" for function in ("elu", "gelu", "hardshrink", "hardsigmoid", "hardtanh", "leaky_relu", "log_sigmoid",
+                                                  "softplus", "softshrink", "threshold")),
+    )
+)  # fmt: skip
+
+
 def _refuse_as_eager(operator: Operator, values: tuple[Any, ...], target: torch.Tensor, spec: Spec) -> None:
     """Raise what eager's elementwise kernels raise where a target that would be resized is an operand, too."""
     given = [value for value, a in zip(values, operator.arguments, strict=True) if not a.written]
-    if torch.Tag.pointwise in operator.op.tags and any(value is target for value in given):
+    elementwise = torch.Tag.pointwise in operator.op.tags or operator.op._schema.name in _ELEMENTWISE
+    if elementwise and any(value is target for value in given):
         have, needed = list(target.shape), list(spec.size)
         raise RuntimeError(f"output with shape {have} doesn't match the broadcast shape {needed}")
 

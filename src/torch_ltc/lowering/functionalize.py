@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from torch_ltc.errors import CompileError, LtcError
+from torch_ltc.lowering.decomposition_tables import one_by_one
 from torch_ltc.lowering.gil import yield_gil
 from torch_ltc.lowering.kernel_call import flatten_results
 from torch_ltc.lowering.program_builder import Shape, Table, Writer, hints_of, is_written
@@ -43,6 +44,7 @@ from torch_ltc.pytorch.private import (
     disable_functionalization,
     enable_functionalization,
     from_functional,
+    has_kernel_for,
     sync_functional,
     to_functional,
 )
@@ -215,7 +217,11 @@ class _Tracer:
             return
         run = _declared(call)
         numbered = any(slot in self._slots for slot in scalar_slots(call))
-        if numbered:
+        if call.mutated and _depend_on_each_other(call, args):
+            if numbered or not has_kernel_for(call.op.name(), "CompositeExplicitAutograd"):
+                raise CompileError(f"{call.name} writes to memory that it reads afterwards", source=str(call.source))
+            run = one_by_one(call.op)
+        elif numbered:
             form = tensor_form(call.op)
             assert form is not None
             run = form
@@ -374,6 +380,21 @@ def _declared(call: Call) -> Callable[..., Any]:
     if call.mutated and (name.startswith(_REFUSED) or undeclared):
         raise CompileError(f"{call.name} has no functional form", source=str(call.source))
     return call.op
+
+
+def _depend_on_each_other(call: Call, args: list[Any]) -> bool:
+    """True for a call on lists that writes to memory which it takes at another place of a list too: the functional form
+    takes all that it reads before it writes."""
+    places: dict[int, set[int]] = {}
+    written: set[int] = set()
+    for position, value in enumerate(args):
+        for place, tensor in enumerate(value if isinstance(value, list) else [value]):
+            if isinstance(tensor, torch.Tensor):
+                memory = tensor.untyped_storage()._cdata
+                places.setdefault(memory, set()).add(place if isinstance(value, list) else -1)
+                if isinstance(value, list) and position in written_positions(call.op):
+                    written.add(memory)
+    return any(len(places[memory]) > 1 for memory in written)
 
 
 def _polygamma_(self: Any, n: int) -> Any:

@@ -5,6 +5,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/mm.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/library.h>
 
@@ -24,9 +25,16 @@ bool is_plain(const at::Tensor& tensor) {
       !tensor._fw_grad(0).defined();
 }
 
+// A transform's own keys are those of the thread, which keys that a call is redispatched with do not have. Inside of a
+// call that a transform has taken apart, the one in front is not included.
+bool transforms_run() {
+  return c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerBackMode) ||
+      c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode);
+}
+
 bool are_plain(const at::Tensor& first, const at::Tensor& second) {
   return first.scalar_type() == second.scalar_type() && is_plain(first) && is_plain(second) &&
-      !c10::impl::TorchDispatchModeTLS::any_modes_set();
+      !c10::impl::TorchDispatchModeTLS::any_modes_set() && !transforms_run();
 }
 
 // True when `matmul` with a matrix takes all but the last dimension as one without a copy.

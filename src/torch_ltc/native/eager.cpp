@@ -24,10 +24,11 @@ PyObject* const kAssignmentsName = interned("_assignments");
 PyObject* const kStandInName = interned("stand_in");
 PyObject* const kWaitingName = interned("_waiting");
 
-// A region ends when the loop has more calls for each read, in the mean of the latest ones; or that many without any.
-constexpr double kMostCalls = 64;
-constexpr double kKept = 0.98;
-constexpr int64_t kMostSince = 8192;
+// Each read lets a region go on for so many calls, and it ends when there are none left. What a loop does not need is
+// saved, for a long backward pass after many steps that read, up to some bound; a region begins with a part of it.
+constexpr int64_t kCallsOfRead = 64;
+constexpr int64_t kMostSaved = 32768;
+constexpr int64_t kSavedFirst = 8192;
 // And when its calls take longer: then recording costs little, and a compiler may gain more. Each so many-th is timed.
 constexpr int64_t kMostNs = 30000;
 constexpr int64_t kTimedOf = 16;
@@ -247,8 +248,7 @@ void EagerRegion::begin(
   left_ = most_calls;
   settled_ = false;
   quiet_ = false;
-  since_ = 0;
-  latest_calls_ = latest_reads_ = 0;
+  saved_ = kSavedFirst;
   timed_ns_ = timed_ = 0;
   ++begun;
   on_ = true;
@@ -267,21 +267,15 @@ bool EagerRegion::is_ready() const {
 
 void EagerRegion::note_call() {
   ++calls;
-  ++since_;
   const bool long_calls = timed_ns_ > timed_ * kMostNs + 64 * kMostNs;
-  if (!always_ && (long_calls || (left_ == 0 && since_ > kMostSince) || (left_ > 0 && --left_ == 0))) {
+  if (!always_ && (long_calls || (left_ == 0 && --saved_ < 0) || (left_ > 0 && --left_ == 0))) {
     end();
   }
 }
 
 void EagerRegion::note_read() {
   ++reads;
-  latest_calls_ = latest_calls_ * kKept + static_cast<double>(since_);
-  latest_reads_ = latest_reads_ * kKept + 1;
-  since_ = 0;
-  if (!always_ && left_ == 0 && latest_calls_ > kMostCalls * latest_reads_) {
-    end();
-  }
+  saved_ = std::min(saved_ + kCallsOfRead, kMostSaved);
 }
 
 // True when nothing is queued. Python is asked if something has happened since it was asked.
@@ -381,7 +375,7 @@ bool EagerRegion::resolve(Operator& op, const c10::IValue* arguments, Operands& 
 }
 
 bool EagerRegion::run(Operator& op, const c10::IValue* arguments, Values* returned) {
-  if (!op.at_once || !Py_IsInitialized() || !has_clean_state()) {
+  if (!op.at_once || !Py_IsInitialized() || !has_clean_state() || writes_in_vain(op, arguments)) {
     return false;
   }
   Operands found;

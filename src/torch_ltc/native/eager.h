@@ -61,10 +61,8 @@ class EagerRegion {
   std::vector<c10::weak_intrusive_ptr<Buffer>> knowing_;
   long assignments_ = 0;
   c10::IValue generator_;
-  // Calls since the last read, and of the latest reads: how many calls, how many reads, and what some calls took.
-  int64_t since_ = 0;
-  double latest_calls_ = 0;
-  double latest_reads_ = 0;
+  // The calls that reads have left to it, and what some calls took.
+  int64_t saved_ = 0;
   std::atomic<int64_t> timed_ns_{0};
   std::atomic<int64_t> timed_{0};
 };

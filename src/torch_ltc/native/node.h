@@ -5,6 +5,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
 #include <ATen/core/jit_type.h>
+#include <c10/core/InferenceMode.h>
 
 #include <memory>
 #include <string>
@@ -50,6 +51,22 @@ struct Operator {
   uint64_t hits = 0;
   uint64_t misses = 0;
 };
+
+// True for a call that writes to lists with a tensor made in inference mode, outside of it: Python does what eager does
+// before it raises.
+inline bool writes_in_vain(const Operator& op, const c10::IValue* arguments) {
+  if (op.versions.empty() || c10::InferenceMode::is_enabled()) {
+    return false;
+  }
+  for (const size_t place : op.versions) {
+    for (const c10::IValue& item : arguments[place].toListRef()) {
+      if (item.toTensor().is_inference()) {
+        return true;
+      }
+    }
+  }
+  return false;
+}
 
 // The type of a run-time number.
 enum class Number : uint8_t { Bool, Int, Float, Complex };

@@ -361,7 +361,7 @@ bool Recorder::hit(Operator& op, const c10::IValue* arguments, Values* returned)
   Operands found;
   Node* taken = nullptr;
   const Mark before{position, count, inputs.size(), buffers.size()};
-  if (position != nullptr && operands(op, arguments, found)) {
+  if (position != nullptr && !writes_in_vain(op, arguments) && operands(op, arguments, found)) {
     for (Node* child : position->children) {
       if (child->op == &op && fits(*child, arguments, found)) {
         taken = child;

@@ -68,6 +68,8 @@ function_modes: Callable[[], int] = torch._C._len_torch_function_stack
 dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 # True inside of `torch.func` transforms.
 function_transforms: Callable[[], bool] = torch._C._are_functorch_transforms_active
+# A context in which none of them sees a call.
+no_function_transforms: Callable[[], Any] = torch._C._DisableFuncTorch
 # A context in which no function mode sees a call.
 no_torch_function: Callable[[], Any] = torch._C.DisableTorchFunction
 # Calls a function for C++, which hands what is warned of meanwhile to Python when it returns. Meanwhile classes of
@@ -115,6 +117,9 @@ attention_choice: Callable[..., int] = torch._fused_sdp_choice
 backward_pass: Callable[[], int] = torch._C._current_graph_task_id
 backward_node: Callable[[], Any] = torch._C._current_autograd_node
 next_node_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
+# Whether backward passes that begin on this thread use a thread for each device.
+uses_backward_threads: Callable[[], bool] = torch._C._is_multithreading_enabled
+use_backward_threads: Callable[[bool], None] = torch._C._set_multithreading_enabled
 # The function that every call of a module goes through.
 MODULE_CALL: CodeType = torch.nn.Module._wrapped_call_impl.__code__
 RecordFunction = torch._C._profiler._RecordFunctionFast

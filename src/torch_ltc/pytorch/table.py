@@ -92,12 +92,15 @@ table.add(
               check=takes("values", "offsets", "lengths")),
     Interface("torch._C._ExcludeDispatchKeyGuard", "runs operators below autocast, kernels of sparse tensors",
               "autocast, sparse tensors", _BINDING),
-    Interface("torch._C._len_torch_function_stack", "counts the user's function modes", "modes see views", _BINDING,
+    Interface("torch._C._len_torch_function_stack", "counts the user's function modes",
+              "modes see views, checkpoints under `ltc run`", _BINDING,
               check=lambda count: isinstance(count(), int)),
     Interface("torch._C._len_torch_dispatch_stack", "counts the user's dispatch modes", "modes see `linear`", _BINDING,
               check=lambda count: isinstance(count(), int)),
     Interface("torch._C._are_functorch_transforms_active", "knows that `torch.func` transforms run",
               "`torch.func` through `group_norm`", _BINDING, check=lambda active: active() is False),
+    Interface("torch._C._DisableFuncTorch", "makes calls that no `torch.func` transform sees",
+              "attention inside of `torch.func`", _BINDING),
     Interface("torch._C.DisableTorchFunction", "makes calls that no function mode sees", "`ltc run`", _STABLE),
     Interface("torch._C._disabled_torch_function_impl", "hands warnings of kernels to Python before torch 2.15",
               "warnings of kernels", _STABLE),
@@ -191,6 +194,11 @@ table.add(
     Interface("torch._C._autograd._get_sequence_nr", "numbers autograd nodes", "forward lines of backward calls",
               _BINDING,
               check=lambda number: isinstance(number(), int)),
+    Interface("torch._C._is_multithreading_enabled", "whether backward may use a thread for each device",
+              "backward on the calling thread", _BINDING,
+              check=lambda enabled: isinstance(enabled(), bool)),
+    Interface("torch._C._set_multithreading_enabled", "has backward use the calling thread alone",
+              "backward on the calling thread", _BINDING),
     Interface("torch.autograd.graph.Node._sequence_nr", "a node's number", "forward lines of backward calls"),
     Interface("torch.autograd.forward_ad._current_level", "knows that forward mode is on",
               "forward mode through `linear`",
@@ -266,7 +274,10 @@ _REFUSED = "refuses what needs memory that a storage of the device does not have
 _ARCHIVE = "gives storages of the device their size while they are serialized or loaded"
 _ACCELERATOR = "its C++ side expects a caching allocator"
 _SWITCH = "what was recorded before runs with the old value ([switches](switches.md))"
-_BACKWARD = "raises an error that left a hook, which the device's guard has put aside; explains a failure on a GPU"
+_BACKWARD = (
+    "runs the pass on the calling thread; raises an error that left a hook, which the device's guard has put aside; "
+    "explains a failure on a GPU"
+)
 table.add(
     Patch("torch.Tensor.data",
           "assigning it changes what a tensor looks at ([0002](decisions/0002-state-on-the-storage.md))",

@@ -67,18 +67,21 @@ def is_user_file(file: str) -> bool:
 
 
 def _user_frame(frame: FrameType | None) -> FrameType | None:
+    """The innermost frame of the user's; None if a backward pass has been asked for since."""
     while frame is not None and not is_user_file(frame.f_code.co_filename):
+        if frame.f_code.co_name == _ENGINE:
+            return None
         frame = frame.f_back
     return frame
 
 
 def _backward_caller() -> FrameType | None:
-    """The user frame of a thread that waits in the autograd engine: backward runs on a thread of its own."""
-    for outer in sys._current_frames().values():
+    """The user frame of the backward pass that this thread runs, or that another one waits for."""
+    for outer in (sys._getframe(), *sys._current_frames().values()):
         frame: FrameType | None = outer
         while frame is not None:
             if frame.f_code.co_name == _ENGINE:
-                return _user_frame(frame)
+                return _user_frame(frame.f_back)
             frame = frame.f_back
     return None
 
@@ -135,7 +138,7 @@ def _source(frame: FrameType, backward: bool, module: str = "") -> Source:
 
 
 def current_source(depth: int = 1) -> Source:
-    """The innermost user line now, or the user's `backward()` line on an autograd thread."""
+    """The innermost user line now, or the user's `backward()` line in a backward pass."""
     frame = _user_frame(sys._getframe(depth))
     return _backward_source() if frame is None else _source(frame, backward=False)
 
@@ -152,6 +155,8 @@ def call_source(depth: int = 1) -> Source:
     frame: FrameType | None = sys._getframe(depth)
     while frame is not None:
         code = frame.f_code
+        if code.co_name == _ENGINE:
+            break
         if code is MODULE_CALL:
             if module is None:
                 module = frame

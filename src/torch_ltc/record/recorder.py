@@ -1,6 +1,6 @@
 """The pending program: where recording stands in the tree, and what it has touched.
 
-There is one recorder for the device. Autograd runs backward on threads of its own, and a step's forward and backward
+There is one recorder for the device. Several threads may record one program, and a step's forward and backward
 belong to one program, so the recorder is shared by all threads and guarded by `lock`. Kernels hold it while they
 record.
 """

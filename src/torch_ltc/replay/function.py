@@ -21,6 +21,7 @@ from typing import Any, Literal
 import torch
 
 from torch_ltc.closures import run_step_closures
+from torch_ltc.compile.program_cache import CachedProgram
 from torch_ltc.config import settings
 from torch_ltc.debug.history import functions_explained
 from torch_ltc.device.tensor_methods import leaf_hooks
@@ -121,6 +122,8 @@ class _Calls:
     # Never waited for.
     busy: threading.Lock = field(default_factory=threading.Lock)
     rules: NumberRules = field(default_factory=NumberRules)
+    # The program that the rules are of.
+    ruled: CachedProgram | None = None
     last: RecordedCall | None = None
     settled: RecordedCall | None = None
     plan: Plan | None = None
@@ -317,8 +320,9 @@ class JitFunction:
 
     def _learn(self, calls: _Calls, made: RecordedCall) -> None:
         last = calls.last
-        if last is not None and made.entry is not last.entry:
-            calls.rules = NumberRules()
+        if made.entry is not calls.ruled:
+            # Recordings between may have been of other programs, or none that was learned from.
+            calls.rules, calls.ruled = NumberRules(), made.entry
         calls.rules.observe(made.scalars, made.context)
         unexplained = calls.rules.unexplained
         if unexplained:

@@ -15,7 +15,7 @@ import torch
 
 from torch_ltc.native.library import extension
 from torch_ltc.pytorch.private import TensorGuards, dict_version, get_gradient
-from torch_ltc.replay.state import Place, State, is_host_tensor, is_lazy, token
+from torch_ltc.replay.state import MISSING, Place, State, is_host_tensor, is_lazy, token
 
 __all__ = ["Guard", "shape_guard"]
 
@@ -38,7 +38,7 @@ class _Contents:
         self._known = None if names is None else names & holder.keys()
         self._length = len(holder)
         self._keys = [place.key for place in places]
-        self._get = _getter(self._keys)
+        self._get = _getter(self._keys, type(holder))
         self._expected = values
         self._missing = [] if names is None else sorted(names - holder.keys())
         self._paths = [place.path for place in places]
@@ -170,9 +170,11 @@ class Guard:
         skip: set[tuple[int, Any]],
         taken: Iterable[torch.Tensor],
         changed: set[int] | frozenset[int] = frozenset(),
+        counted: set[int] | frozenset[int] = frozenset(),
     ) -> None:
-        """Guard everything that can be reached, as it is in `state`, but for the places to `skip`, and the shapes of
-        tensors whose identities are in `changed`. The program takes the tensors `taken` as its inputs."""
+        """Guard everything that can be reached, as it is in `state`, but for the places to `skip`, the shapes of
+        tensors whose identities are in `changed`, and the values of tensors on the host whose identities are in
+        `counted`. The program takes the tensors `taken` as its inputs."""
         inputs = {id(tensor) for tensor in taken}
         self._places = state.places
         self._single: list[tuple[Place, Any]] = []
@@ -201,7 +203,7 @@ class Guard:
                 # The program does not read it: another one is as good.
                 others.append((place, value is not None))
             elif (
-                is_host_tensor(value)
+                (is_host_tensor(value) and id(value) not in counted)
                 or (isinstance(value, set) and value)
                 or not isinstance(place.holder, (dict, list, type, CellType))
             ):
@@ -329,9 +331,13 @@ class Guard:
         return ""
 
 
-def _getter(keys: list[Any]) -> Callable[[Any], tuple[Any, ...]]:
+def _getter(keys: list[Any], kind: type) -> Callable[[Any], tuple[Any, ...]]:
+    """A function that gets the values of these keys from a container of this kind."""
     if not keys:
         return lambda holder: ()
+    if hasattr(kind, "__missing__"):
+        # Looking must not make an entry, as that of a `defaultdict` does.
+        return lambda holder: tuple([dict.get(holder, key, MISSING) for key in keys])
     if len(keys) == 1:
         key = keys[0]
         return lambda holder: (holder[key],)

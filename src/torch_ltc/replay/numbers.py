@@ -87,6 +87,9 @@ class NumberRules:
         self._rules: list[list[Rule]] = []
         self._context: dict[Any, float | int] = {}
         self._numbers: list[object] = []
+        self._kinds: list[tuple[Any, type]] = []
+        # Names of zeros: two of other signs are equal.
+        self._zeros: list[Any] = []
 
     def observe(self, numbers: Sequence[object], context: Context) -> None:
         """One more recording, with the named numbers of its call."""
@@ -95,6 +98,8 @@ class NumberRules:
         for rules, number in zip(self._rules, numbers, strict=True):
             rules[:] = [rule for rule in rules if _agrees(rule, context, number)]
         self._context, self._numbers = dict(context), list(numbers)
+        self._kinds = _kinds(context)
+        self._zeros = [name for name, value in context.items() if value == 0]
 
     @staticmethod
     def _candidates(number: object, context: Context) -> list[Rule]:
@@ -111,8 +116,11 @@ class NumberRules:
 
     def numbers(self, context: Context) -> list[object] | None:
         """The numbers of a call with this context; None where that is not certain."""
-        if context == self._context:
+        if context == self._context and all(same_number(context[name], self._context[name]) for name in self._zeros):
             return list(self._numbers)
+        if _kinds(context) != self._kinds:
+            # A learning rate that is a tensor now, or an integer.
+            return None
         made: list[object] = []
         for rules in self._rules:
             if not rules:
@@ -122,6 +130,10 @@ class NumberRules:
                 return None
             made.append(value)
         return made
+
+
+def _kinds(context: Context) -> list[tuple[Any, type]]:
+    return [(name, type(value)) for name, value in context.items()]
 
 
 def _agrees(rule: Rule, context: Context, number: object) -> bool:

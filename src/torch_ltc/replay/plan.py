@@ -123,9 +123,8 @@ def _guard_of(settled: RecordedCall) -> Guard:
     skipped = {place.identity for place, _ in (*settled.places, *settled.counters)}
     skipped |= {place.identity for place in settled.rates}
     counted = {id(tensor) for tensor, _ in settled.host_tensors}
-    skipped |= {identity for identity, value in settled.after.values.items() if id(value) in counted}
     changed = {id(tensor) for tensor, _, _ in settled.flags}
-    return Guard(settled.after, skipped, [tensor for tensor, _ in settled.captured], changed)
+    return Guard(settled.after, skipped, [tensor for tensor, _ in settled.captured], changed, counted)
 
 
 def _returned(leaf: Any, leaves: list[Any], outputs: list[Buffer], bases: dict[int, torch.Tensor]) -> Any:

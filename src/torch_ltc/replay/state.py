@@ -57,13 +57,16 @@ class Place:
         return (id(self.holder), id(self.key) if isinstance(self.key, torch.Tensor) else self.key)
 
     def get(self) -> Any:
-        """The value in it."""
+        """The value in it; `MISSING` where an entry of a dict is gone."""
         if isinstance(self.holder, types.CellType):
             return self.holder.cell_contents
         if isinstance(self.holder, torch.Tensor):
             return self.holder.grad
         if isinstance(self.holder, type):
             return vars(self.holder)[self.key]
+        if isinstance(self.holder, dict):
+            # Looking must not make an entry, as that of a `defaultdict` does.
+            return dict.get(self.holder, self.key, MISSING)
         return self.holder[self.key]
 
     def put(self, value: Any) -> None:

@@ -25,7 +25,7 @@ LETTERS = {
     "warning, all done": ("w", "the step is done, with a warning"),
     "error, all done": ("a", "an error; the step is done"),
     "error, nothing done": ("b", "an error; nothing of the step is done"),
-    "error, as in eager, without the call": ("c", "an error; all is done but the failed call and what needs it"),
+    "error, as in eager, without the call": ("c", "an error; all is done but the call and what depends on it"),
     "error, half of the step has happened": ("g", "an error; a part of the step is done: a known gap, below"),
     "not reached": ("-", "the call did not come: another thread was first"),
     "WRONG": ("WRONG", "not as it has to be"),

@@ -220,17 +220,14 @@ def out_kernel(operator: Operator) -> Kernel:
 
 
 # Elementwise, and not tagged so.
-_ELEMENTWISE = frozenset(
-    f"aten::{name}"
-    for name in (
-        "where", "floor_divide", "copy", "_add_relu", "binary_cross_entropy_with_logits", "special_xlogy",
-        "special_gammainc", "special_gammaincc",
-        *(f"{loss}{backward}" for loss in ("mse_loss", "huber_loss", "smooth_l1_loss", "soft_margin_loss")
-          for backward in ("", "_backward")),
-        *(f"{function}_backward" for function in ("elu", "gelu", "hardshrink", "hardsigmoid", "hardtanh", "leaky_relu", "log_sigmoid",
-                                                  "softplus", "softshrink", "threshold")),
-    )
-)  # fmt: skip
+_NAMES = (
+    "_add_relu binary_cross_entropy_with_logits copy elu_backward floor_divide gelu_backward hardshrink_backward "
+    "hardsigmoid_backward hardtanh_backward huber_loss huber_loss_backward leaky_relu_backward "
+    "log_sigmoid_backward mse_loss mse_loss_backward smooth_l1_loss smooth_l1_loss_backward soft_margin_loss "
+    "soft_margin_loss_backward softplus_backward softshrink_backward special_gammainc special_gammaincc "
+    "special_xlogy threshold_backward where"
+)
+_ELEMENTWISE = frozenset(f"aten::{name}" for name in _NAMES.split())
 
 
 def _refuse_as_eager(operator: Operator, values: tuple[Any, ...], target: torch.Tensor, spec: Spec) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Iterable
 from types import CodeType, FrameType
 
@@ -77,12 +78,19 @@ def _user_frame(frame: FrameType | None) -> FrameType | None:
 
 def _backward_caller() -> FrameType | None:
     """The user frame of the backward pass that this thread runs, or that another one waits for."""
-    for outer in (sys._getframe(), *sys._current_frames().values()):
-        frame: FrameType | None = outer
-        while frame is not None:
-            if frame.f_code.co_name == _ENGINE:
-                return _user_frame(frame.f_back)
-            frame = frame.f_back
+    # Never this frame: it would hold itself, and with it whatever those before it hold.
+    caller = _caller_of_engine(sys._getframe(1))
+    if caller is None:
+        others = [frame for thread, frame in sys._current_frames().items() if thread != threading.get_ident()]
+        caller = next((found for frame in others if (found := _caller_of_engine(frame)) is not None), None)
+    return None if caller is None else _user_frame(caller)
+
+
+def _caller_of_engine(frame: FrameType | None) -> FrameType | None:
+    while frame is not None:
+        if frame.f_code.co_name == _ENGINE:
+            return frame.f_back
+        frame = frame.f_back
     return None
 
 

@@ -75,7 +75,7 @@ class Figures:
         for what, figures, slack in (
             ("bytes of memory", self.memory, SLACK_BYTES),
             ("objects", self.objects, 2_000),
-            ("bytes of live buffers", self.buffers, 0),
+            ("bytes of live buffers", self.buffers, 512),
         ):
             before, after = max(figures[third : 2 * third] or figures), max(figures[2 * third :])
             if after > before * 1.02 + slack:

@@ -212,6 +212,20 @@ def test_what_fails_to_run_for_two_programs_is_dropped() -> None:
     assert runs.request(last).specialization is None
 
 
+def test_a_failing_run_of_what_no_other_program_shares_drops_nothing() -> None:
+    runs = Runs()
+    with settings.scope(promotion=False):
+        alone = entry(4, 3)
+        runs.lookup(alone)
+        runs.make(runs.request(alone))
+        for _ in range(3):
+            assert runs.lookup(alone).executable is not None
+            runs.specializations.fail_run(alone, runs.backend)
+    interpreted = entry(5, 3)
+    assert runs.lookup(interpreted).executable is None
+    runs.specializations.fail_run(interpreted, runs.backend)
+
+
 def test_sizes_of_one_are_left_to_programs_that_are_hot_by_themselves() -> None:
     runs = Runs()
     runs.lookup(entry(4, 3))

@@ -31,7 +31,7 @@ from torch_ltc.pytorch.private import (
     register_device_module,
 )
 from torch_ltc.record.buffer import physical_device
-from torch_ltc.record.call_site import current_source
+from torch_ltc.record.call_site import current_source, enter_backward, leave_backward
 
 NAME = "ltc"
 _as_strided = torch.ops.aten.as_strided.default
@@ -60,6 +60,7 @@ def _is_other_accelerator(error: RuntimeError) -> bool:
 @replaces("torch.autograd.graph._engine_run_backward")
 def _raising_taken_errors(run: Any) -> Any:
     def run_backward(*args: Any, **kwargs: Any) -> Any:
+        enter_backward()
         try:
             return run(*args, **kwargs)
         except SystemError:
@@ -87,6 +88,8 @@ def _raising_taken_errors(run: Any) -> Any:
                 hint="train on the GPU through ltc (LTC_TS_CUDA=1, .to('ltc')), or in a process that does not import "
                 "torch_ltc",
             ) from failure
+        finally:
+            leave_backward()
         raise error
 
     return run_backward

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Iterable
 from types import CodeType, FrameType
 
@@ -23,8 +24,10 @@ __all__ = [
     "backward_number",
     "call_source",
     "current_source",
+    "enter_backward",
     "forward_number",
     "is_user_file",
+    "leave_backward",
     "paired",
     "sequence_number",
 ]
@@ -32,8 +35,6 @@ __all__ = [
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _SKIPPED = (_PACKAGE, _TORCH, "<torch_ltc", "<frozen", "<eval_with_key>")
-_ENGINE = "_engine_run_backward"
-
 
 # Whether a file is the user's, and lines that were found before, each by place in its code and by module. The code is
 # kept with them: its address is the key.
@@ -72,14 +73,31 @@ def _user_frame(frame: FrameType | None) -> FrameType | None:
     return frame
 
 
+# The frames that wait in the autograd engine, by thread. Nobody may look at frames of a thread that runs: CPython 3.11
+# ends the process, or gives other objects in place of frames and code.
+_waiting: dict[int, list[FrameType]] = {}
+
+
+def enter_backward() -> None:
+    """Note that the caller's frame is about to wait for a backward pass."""
+    # Kept in no variable: the frame would hold itself, and all that it has.
+    _waiting.setdefault(threading.get_ident(), []).append(sys._getframe(1))
+
+
+def leave_backward() -> None:
+    """Forget it."""
+    thread = threading.get_ident()
+    _waiting[thread].pop()
+    if not _waiting[thread]:
+        del _waiting[thread]
+
+
 def _backward_caller() -> FrameType | None:
-    """The user frame of a thread that waits in the autograd engine: backward runs on a thread of its own."""
-    for outer in sys._current_frames().values():
-        frame: FrameType | None = outer
-        while frame is not None:
-            if frame.f_code.co_name == _ENGINE:
-                return _user_frame(frame)
-            frame = frame.f_back
+    """The user frame of the thread that began last to wait in the autograd engine: backward runs on a thread of its
+    own."""
+    for frames in reversed(list(_waiting.values())):
+        for frame in frames[-1:]:
+            return _user_frame(frame)
     return None
 
 

@@ -319,6 +319,9 @@ def compare(ours: Seen, theirs: Seen, statements: Sequence[str], tolerance: floa
         left, right = getattr(ours, kind), getattr(theirs, kind)
         if kind == "finals" and theirs.errors:
             left = {name: value for name, value in left.items() if name in right}
+        if kind == "aliases" and theirs.errors:
+            known = [tuple(name for name in names if name in theirs.finals) for names in left]
+            left = sorted(names for names in known if len(names) > 1)
         if kind == "reads":
             left, right = [list(item) for item in left], [list(item) for item in right]
         if kind == "warnings":
@@ -363,6 +366,9 @@ def _compare_errors(ours: Seen, theirs: Seen, statements: Sequence[str]) -> str 
         if expected[0] not in kinds:
             return f"errors: {statements[place]!r} raises {kinds[0]} instead of {expected[0]}: {ours.messages[place]}"
     for place, kinds in missing.items():
+        if kinds[0] == "NameError" and ours.late:
+            # Of what a statement that failed late would have made: here it is there, and lost.
+            continue
         if not any(at >= place for at in ours.late):
             return f"errors: {statements[place]!r} does not raise {kinds[0]}: {theirs.messages[place]}"
     if ours.late and not theirs.errors:

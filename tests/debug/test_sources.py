@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+from typing import Any
 
 import pytest
 import torch
@@ -87,6 +89,27 @@ def test_backward_calls_know_the_forward_line_and_module() -> None:
     linear = source_of("aten::linear_backward")
     assert linear.forward is not None
     assert (linear.forward.line, linear.forward.module) == (marked(__file__, "fc"), "Net.blocks.1.fc")
+
+
+def test_frames_of_threads_that_run_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    def look() -> dict[int, Any]:
+        raise AssertionError("CPython 3.11 may end the process")
+
+    monkeypatch.setattr(sys, "_current_frames", look)
+    x = torch.ones(3, device="ltc", requires_grad=True)
+    inner: list[int] = []
+
+    def hook(gradient: torch.Tensor) -> None:
+        # A backward pass within another one: its own line, and then again that of the outer one.
+        with torch.enable_grad():
+            torch.ones(2, device="ltc", requires_grad=True).cosh().sum().backward()  # inner
+        inner.append(len(gradient))
+
+    x.register_hook(hook)
+    x.exp().atan().sum().backward()  # outer
+    assert inner
+    assert source_of("aten::sinh").line == marked(__file__, "inner")
+    assert source_of("aten::exp").line == marked(__file__, "outer")
 
 
 def test_the_forward_line_is_known_where_only_the_backward_pass_is_new() -> None:

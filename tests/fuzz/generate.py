@@ -154,12 +154,14 @@ class Maker:
         self.try_on_cpu(statement)
 
     def _assigns_number(self, text: str) -> bool:
-        """True for `x[i] = y` with a `y` of no dimensions in the memory of `x`: PyTorch fills on the CPU alone."""
+        """True for `x[i] = y` with a `y` of no dimensions in the memory of `x`, or with a graph for an integer `x`:
+        PyTorch fills on the CPU alone."""
         found = re.fullmatch(r"(t\d+)\[.*\] = (t\d+)", text)
         if not found:
             return False
         target, value = (self.env[name] for name in found.groups())
-        return bool(value.dim() == 0 and value.untyped_storage()._cdata == target.untyped_storage()._cdata)
+        shared = value.untyped_storage()._cdata == target.untyped_storage()._cdata
+        return bool(value.dim() == 0 and (shared or (value.requires_grad and not target.is_floating_point())))
 
     def propose(self, kind: str, template: str) -> bool:
         """Add a statement of the template, if it is valid or may fail."""

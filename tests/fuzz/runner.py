@@ -262,6 +262,10 @@ def same_value(ours: torch.Tensor, theirs: torch.Tensor, tolerance: float) -> bo
     if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
         return False
     if ours.is_complex():
+        if tolerance > 0:
+            # Compilers and kernels have different ideas of complex infinities.
+            both = ours.isfinite() & theirs.isfinite()
+            ours, theirs = ours[both], theirs[both]
         pair = torch.view_as_real(ours.resolve_conj()), torch.view_as_real(theirs.resolve_conj())
         return same_value(*pair, tolerance)
     if not ours.is_floating_point():
@@ -315,6 +319,9 @@ def compare(ours: Seen, theirs: Seen, statements: Sequence[str], tolerance: floa
         left, right = getattr(ours, kind), getattr(theirs, kind)
         if kind == "finals" and theirs.errors:
             left = {name: value for name, value in left.items() if name in right}
+        if kind == "aliases" and theirs.errors:
+            known = [tuple(name for name in names if name in theirs.finals) for names in left]
+            left = sorted(names for names in known if len(names) > 1)
         if kind == "reads":
             left, right = [list(item) for item in left], [list(item) for item in right]
         if kind == "warnings":
@@ -359,6 +366,9 @@ def _compare_errors(ours: Seen, theirs: Seen, statements: Sequence[str]) -> str 
         if expected[0] not in kinds:
             return f"errors: {statements[place]!r} raises {kinds[0]} instead of {expected[0]}: {ours.messages[place]}"
     for place, kinds in missing.items():
+        if kinds[0] == "NameError" and ours.late:
+            # Of what a statement that failed late would have made: here it is there, and lost.
+            continue
         if not any(at >= place for at in ours.late):
             return f"errors: {statements[place]!r} does not raise {kinds[0]}: {theirs.messages[place]}"
     if ours.late and not theirs.errors:

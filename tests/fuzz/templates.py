@@ -376,7 +376,7 @@ torch.utils.checkpoint.checkpoint(torch.sin, {f}, use_reentrant=False)
 torch.autograd.functional.jacobian(torch.sin, {f})
 torch.func.grad(lambda v: (v * v).sum())({f})
 torch.func.vmap(torch.sin)({x})
-torch.func.jvp(torch.sin, ({f},), ({f},))[1] + 0.0
+torch.func.jvp(torch.sin, ({f}.nan_to_num(0, 1, -1),), ({f}.nan_to_num(0, 1, -1),))[1] + 0.0
 torch.func.grad(lambda v: (v @ v.mT).square().sum())({f})
 torch.func.grad(lambda v: F.scaled_dot_product_attention(v, v, v).sum())({f})
 torch.func.grad(lambda v: F.linear(v, torch.ones(3, v.size(-1), device=D)).tanh().sum())({f})
@@ -392,8 +392,8 @@ torch.func.vmap(lambda v: F.linear(v, torch.ones(3, v.size(-1), device=D)))({f})
 torch.func.vmap(lambda v: v @ v.mT)({f})
 torch.func.vjp(lambda v: v.cumsum({d}), {f})[1]({f})[0]
 torch.func.jacrev(lambda v: v.sin().sum({d}))({f})
-torch.func.jacfwd(lambda v: v.sin() * v)({f}) + 0.0
-torch.func.hessian(lambda v: (v ** 3).sum())({f}) + 0.0
+torch.func.jacfwd(lambda v: v.sin() * v)({f}.nan_to_num(0, 1, -1)) + 0.0
+torch.func.hessian(lambda v: (v ** 3).sum())({f}.nan_to_num(0, 1, -1)) + 0.0
 """
 
 IN_PLACE = """

@@ -34,7 +34,7 @@ AUTOLOAD = SOURCE.parent / "torch_ltc_autoload.py"
 OBJECTS = {
     "_ltc": "our own mark on a tensor",
     "_untyped_storage": "torch.TypedStorage",
-    "_getframe": "sys", "_current_frames": "sys", "_exit": "os",
+    "_getframe": "sys", "_exit": "os",
     "_is_owned": "threading.RLock", "_release_save": "threading.RLock", "_acquire_restore": "threading.RLock",
 }  # fmt: skip
 assert random_state.__name__  # registers what the backend adds to the table

@@ -23,7 +23,7 @@ from torch_ltc.execute.choice import Choice, choice_of, wait_for_device
 from torch_ltc.execute.device_loss import device_loss
 from torch_ltc.execute.memory import Maker, add_holdings, add_largest, memory
 from torch_ltc.hooks import Hook
-from torch_ltc.lowering.backend_data import put_back
+from torch_ltc.lowering.backend_data import BackendData, alias_physical, put_back
 from torch_ltc.lowering.functional_computation import Memory
 from torch_ltc.lowering.interface import Arguments, Computation, FunctionComputation, Outcome
 from torch_ltc.lowering.lower import Executable
@@ -292,7 +292,12 @@ def all_lost(entry: CachedProgram, error: BaseException) -> Outcome:
 def note_outcome(entry: CachedProgram, outcome: Outcome, inputs: Sequence[Buffer]) -> None:
     """After a run: the inputs that were replaced, and the errors that nobody has seen."""
     for position, data in outcome.replaced.items():
-        inputs[entry.program.inputs[position].buffer].data = data
+        instruction = entry.program.inputs[position]
+        buffer = inputs[instruction.buffer]
+        if instruction.spec is not buffer.spec:
+            # The program saw all of the memory through a view.
+            data = alias_physical(data.tensor() if isinstance(data, BackendData) else data, buffer.spec)
+        buffer.data = data
     for failure in outcome.failures:
         deferred.add_error(add_holdings(failure))
     memory.run += 1

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 from collections.abc import Iterable
 from types import CodeType, FrameType
 
@@ -33,8 +32,6 @@ __all__ = [
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _SKIPPED = (_PACKAGE, _TORCH, "<torch_ltc", "<frozen", "<eval_with_key>")
-_ENGINE = "_engine_run_backward"
-
 
 # Whether a file is the user's, and lines that were found before, each by place in its code and by module. The code is
 # kept with them: its address is the key.
@@ -45,6 +42,10 @@ _MOST_LINES = 65_536
 # Asking PyTorch which autograd node runs gives the node a Python object that lives as long as the node, and a long
 # chain of those is freed by recursion: some 15,000 fit a stack of 8 MiB. So only so many of a pass are asked for.
 _MOST_NODES = 2_000
+
+
+# Of PyTorch: what calls the autograd engine.
+_ENGINE = "_engine_run_backward"
 
 
 class _LatestBackward:
@@ -77,19 +78,13 @@ def _user_frame(frame: FrameType | None) -> FrameType | None:
 
 
 def _backward_caller() -> FrameType | None:
-    """The user frame of the backward pass that this thread runs, or that another one waits for."""
-    # Never this frame: it would hold itself, and with it whatever those before it hold.
-    caller = _caller_of_engine(sys._getframe(1))
-    if caller is None:
-        others = [frame for thread, frame in sys._current_frames().items() if thread != threading.get_ident()]
-        caller = next((found for frame in others if (found := _caller_of_engine(frame)) is not None), None)
-    return None if caller is None else _user_frame(caller)
-
-
-def _caller_of_engine(frame: FrameType | None) -> FrameType | None:
+    """The user frame that has asked for the backward pass that this thread runs."""
+    # Not this frame: it would hold itself, and with it whatever those before it hold. And none of another thread: while
+    # that runs, CPython 3.11 ends the process, or gives other objects in place of frames.
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_name == _ENGINE:
-            return frame.f_back
+            return _user_frame(frame.f_back)
         frame = frame.f_back
     return None
 

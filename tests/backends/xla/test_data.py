@@ -6,6 +6,9 @@ import jax.numpy as jnp
 import pytest
 import torch
 
+from tests.fuzz.check import check
+from tests.fuzz.modes import MODES, entered
+from tests.fuzz.program import Program
 from torch_ltc.backends.xla.data import JaxData, array_of, held_spec, jax_device, order_of
 from torch_ltc.backends.xla.promotion import DTYPES, all_bits
 from torch_ltc.errors import BackendError
@@ -125,3 +128,13 @@ def test_a_device_that_jax_does_not_see_is_an_error() -> None:
     with pytest.raises(BackendError, match="JAX sees no device cuda:7") as raised:
         jax_device(torch.device("cuda", 7))
     assert "jax[cuda" in str(raised.value)
+
+
+def test_memory_that_a_program_sees_through_a_view_keeps_its_shape() -> None:
+    statements = (
+        "t0 = torch.ones((2, 1), device=D, dtype=torch.float64)",
+        "t3 = t0[None]",
+        "t3.copy_(t3.clone().cpu())",
+    )
+    with entered(MODES["xla"]):
+        assert check(Program("view", 0, statements, ({}, {})), MODES["xla"]) is None

@@ -190,11 +190,11 @@ class Capture:
         if captured is not None and captured.fits(tensors, arguments.scalars):
             graph_cache.touch(self)
             try:
-                captured.move_out(previous)
+                captured.move_out(previous, tensors)
             except Exception as error:
                 if not make_room(error):
                     raise
-                captured.move_out(previous)
+                captured.move_out(previous, tensors)
             return captured.replay(arguments)
         self._watched.look(self._program, list(map(data_pointer, tensors)), list(arguments.scalars))
         self._runs += 1

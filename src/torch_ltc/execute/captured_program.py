@@ -163,14 +163,19 @@ class CapturedProgram:
             return False
         return numbers == self._numbers or all(same_number(numbers[s], v) for s, v in self._fixed_numbers)
 
-    def move_out(self, previous: Sequence[weakref.ref[Buffer]]) -> None:
-        """Copy what someone still holds of the last outputs to memory of its own."""
+    def move_out(self, previous: Sequence[weakref.ref[Buffer]], inputs: list[Any]) -> None:
+        """Copy what someone still holds of the last outputs to memory of its own. Inputs that lie there are from now on
+        those of that memory: what is written to them belongs there, and not over the next outputs."""
         for reference in previous:
             buffer = reference()
             data = None if buffer is None else buffer.data
             if buffer is not None and data is not None and id(data) in self._own:
                 assert isinstance(data, torch.Tensor)
-                buffer.data = _copied(data)
+                buffer.data = copy = _copied(data)
+                memory = data.untyped_storage()._cdata
+                for position, tensor in enumerate(inputs):
+                    if tensor.untyped_storage()._cdata == memory:
+                        inputs[position] = _seen_in(data, copy, tensor)
 
     def first_run(self, arguments: Arguments) -> Outcome | None:
         """Capture, and run the program once on the way. None when nothing has run."""
@@ -463,6 +468,16 @@ def _copied(data: torch.Tensor) -> torch.Tensor:
         whole = torch.empty(0, dtype=data.dtype, device=data.device)
         return whole.set_(storage, data.storage_offset(), data.size(), data.stride())
     return torch.empty_strided(data.size(), data.stride(), dtype=data.dtype, device=data.device).copy_(data)
+
+
+def _seen_in(data: torch.Tensor, copy: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor in the memory of `data`, in that of its copy."""
+    seen = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    shift = copy.storage_offset() * copy.itemsize - data.storage_offset() * data.itemsize
+    offset = tensor.storage_offset() + shift // tensor.itemsize
+    seen.set_(copy.untyped_storage(), offset, tensor.size(), tensor.stride())
+    seen = conj_view(seen) if tensor.is_conj() else seen
+    return neg_view(seen) if tensor.is_neg() else seen
 
 
 def _prepared(call: Call, value_of: Lookup, arguments: Arguments) -> Callable[[Arguments], dict[int, Any]]:

@@ -170,7 +170,13 @@ class Maker:
             return False
         makes = kind in templates.EXPRESSIONS
         statement = f"{self.new()} = {text}" if makes else text
+        sizes = {name: value.size() for name, value in self.env.items() if isinstance(value, Tensor)}
         error = self.try_on_cpu(statement)
+        if error is not None and (resized := [name for name, size in sizes.items() if self.env[name].size() != size]):
+            # Eager resizes the target of `out=` before it refuses the call; the device does nothing.
+            for name in resized:
+                self.env[name].resize_(sizes[name])
+            return False
         if error is not None and self.random.random() >= templates.MAY_FAIL.get(kind, 0.0):
             return False
         made = self.env.get(f"t{self.count - 1}") if makes else None

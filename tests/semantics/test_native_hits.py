@@ -431,7 +431,7 @@ def test_numbers_among_the_results_of_a_known_call_are_returned(monkeypatch: pyt
 
 @recorded_natively
 @pytest.mark.slow
-def test_ten_thousand_steps_take_no_more_memory_than_the_first() -> None:
+def test_steps_after_ten_thousand_take_no_more_memory() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2)).to("ltc")
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     x = torch.ones(4, 8).to("ltc")
@@ -440,16 +440,17 @@ def test_ten_thousand_steps_take_no_more_memory_than_the_first() -> None:
         gc.collect()
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
-    for step in range(10_000):
+    for step in range(14_000):
         optimizer.zero_grad()
         model(x).square().mean().backward()
         optimizer.step()
         if step % 50 == 0:
             torch_ltc.sync(wait=True)
-        if step == 2_000:
+        # Until here what metrics and the history keep grows to its bounds: by 4 MiB since step 2,000.
+        if step == 10_000:
             before = resident_bytes()
     torch_ltc.sync(wait=True)
-    assert resident_bytes() - before < 4 * 2**20
+    assert resident_bytes() - before < 2**20
 
 
 @recorded_natively

@@ -1,14 +1,18 @@
 """Registers the device with PyTorch: its name, hooks and guard; and runs operators by a dispatch key of choice.
 
-Autograd's engine holds a guard on the device while it calls a tensor's hooks. When a hook raises, the guard ends with
-the Python error still set, and asks the device's guard, which is Python, for its type: a Python call with an error set
-ends the process. So the call takes the error away first, and it is raised again where the engine returns.
+Without the extension the device's guard is Python. Autograd's engine holds one while it calls a tensor's hooks. When a
+hook raises, the guard ends with the Python error still set, and asks for the type of the device: a call with an error
+set ends the process. So in a backward pass the call takes the error away first, and it is raised again where the engine
+returns.
 """
 
 from __future__ import annotations
 
 import ctypes
+import itertools
 import sys
+import threading
+from contextlib import nullcontext
 from types import ModuleType
 from typing import Any
 
@@ -16,6 +20,7 @@ import torch
 
 from torch_ltc.config import settings
 from torch_ltc.errors import LtcError, OtherAcceleratorError
+from torch_ltc.execute.signals import signals_deferred
 from torch_ltc.native.library import extension
 from torch_ltc.pytorch.patches import replaces
 from torch_ltc.pytorch.private import (
@@ -63,11 +68,13 @@ def _is_other_accelerator(error: RuntimeError) -> bool:
 def _raising_taken_errors(run: Any) -> Any:
     def run_backward(*args: Any, **kwargs: Any) -> Any:
         # On the calling thread, as on the CPU: handing each pass to a thread of the device and back takes as long as
-        # ten calls.
+        # ten calls. Not with a guard in Python: what a signal's handler raises there ends the process, since
+        # destructors of the engine ask the guard, too.
         threads = uses_backward_threads()
-        use_backward_threads(False)
+        use_backward_threads(threads and extension is None)
         try:
-            return run(*args, **kwargs)
+            with nullcontext() if extension is not None else _GuardBehindHooks():
+                return run(*args, **kwargs)
         except SystemError:
             # The engine returned without a result and without an error.
             if not _taken:
@@ -112,9 +119,38 @@ class _Hooks(DeviceHooks):
 
 
 class _Guard(DeviceGuard):
-    def type_(self) -> Any:
-        _take_pending_error()
-        return DEVICE_TYPE
+    # In C: C++ asks in destructors too, where an exception ends the process, and between two instructions of Python a
+    # signal's handler may raise.
+    type_ = itertools.repeat(DEVICE_TYPE).__next__
+
+
+def _type_behind_hooks(guard: _Guard) -> Any:
+    _take_pending_error()
+    return DEVICE_TYPE
+
+
+class _GuardBehindHooks:
+    """A block in which hooks of tensors may raise; signals wait meanwhile."""
+
+    _lock = threading.Lock()
+    _blocks = 0
+
+    def __enter__(self) -> None:
+        self._deferred = signals_deferred()
+        self._deferred.__enter__()
+        self._count(1)
+
+    def _count(self, more: int) -> None:
+        with _GuardBehindHooks._lock:
+            _GuardBehindHooks._blocks += more
+            _Guard.type_ = _type_behind_hooks if _GuardBehindHooks._blocks else _type_in_c
+
+    def __exit__(self, *error: Any) -> None:
+        self._count(-1)
+        self._deferred.__exit__(*error)
+
+
+_type_in_c: Any = _Guard.type_
 
 
 def register_name(module: ModuleType) -> None:

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from types import FrameType, TracebackType
 from typing import Any
 
-__all__ = ["signals_deferred"]
+__all__ = ["signals_are_deferred", "signals_deferred"]
 
 # Those that scripts and test runners have handlers for, which raise.
 _SIGNALS = tuple(
@@ -74,3 +74,8 @@ def signals_deferred() -> AbstractContextManager[None]:
     if _Deferred.active or threading.get_ident() != threading.main_thread().ident:
         return nullcontext()
     return _Deferred()
+
+
+def signals_are_deferred() -> bool:
+    """True while the main thread is in a block of `signals_deferred`."""
+    return _Deferred.active

@@ -118,10 +118,13 @@ class _Hooks(DeviceHooks):
         return True
 
 
+# In C: C++ asks in destructors too, where an exception ends the process, and between two instructions of Python a
+# signal's handler may raise.
+_type_in_c: Any = itertools.repeat(DEVICE_TYPE).__next__
+
+
 class _Guard(DeviceGuard):
-    # In C: C++ asks in destructors too, where an exception ends the process, and between two instructions of Python a
-    # signal's handler may raise.
-    type_ = itertools.repeat(DEVICE_TYPE).__next__
+    type_ = _type_in_c
 
 
 def _type_behind_hooks(guard: _Guard) -> Any:
@@ -148,9 +151,6 @@ class _GuardBehindHooks:
     def __exit__(self, *error: Any) -> None:
         self._count(-1)
         self._deferred.__exit__(*error)
-
-
-_type_in_c: Any = _Guard.type_
 
 
 def register_name(module: ModuleType) -> None:

@@ -163,7 +163,7 @@ def test_code_that_never_repeats_runs_at_once(
 def test_long_calls_end_a_region(auto: None) -> None:
     chain("ltc", 60)
     assert native.is_eager()
-    x = torch.randn(1 << 20).to("ltc")
+    x = torch.randn(1 << 22).to("ltc")
     for _ in range(200):
         x.sin().sum().item()
     assert not native.is_eager()

@@ -31,7 +31,7 @@ constexpr int64_t kSavedFirst = 8192;
 // And when its calls take longer: then recording costs little, and a compiler may gain more. Each so many-th is timed.
 // One that is interrupted by another process counts as ten.
 constexpr int64_t kMostNs = 30000;
-constexpr int64_t kTimedOf = 16;
+constexpr int64_t kTimedOf = 17;
 // Buffers that know their memory, until all of them forget it.
 constexpr size_t kMostKnowing = 4096;
 
@@ -69,9 +69,24 @@ const uint64_t kUsual = c10::full_backend_mask |
 
 bool is_usual(const at::Tensor& tensor) { return (tensor.key_set().raw_repr() & ~kUsual) == 0; }
 
+// For a few numbers less than what a call of `memcmp` takes.
+bool are_same(c10::IntArrayRef left, c10::IntArrayRef right) {
+  if (left.size() != right.size()) {
+    return false;
+  }
+  for (size_t i = 0; i < left.size(); ++i) {
+    if (left[i] != right[i]) {
+      return false;
+    }
+  }
+  return true;
+}
+
 bool is_seen_as(const at::Tensor& data, const at::Tensor& tensor) {
-  return data.dtype() == tensor.dtype() && data.storage_offset() == tensor.storage_offset() &&
-      data.sizes() == tensor.sizes() && data.strides() == tensor.strides();
+  const c10::TensorImpl& left = *data.unsafeGetTensorImpl();
+  const c10::TensorImpl& right = *tensor.unsafeGetTensorImpl();
+  return left.dtype() == right.dtype() && left.storage_offset() == right.storage_offset() &&
+      are_same(left.sizes(), right.sizes()) && are_same(left.strides(), right.strides());
 }
 
 at::Tensor seen_as(const at::Tensor& data, const at::Tensor& like, c10::DispatchKeySet keys) {
@@ -154,6 +169,22 @@ bool EagerOperands::add(const at::Tensor& tensor, bool may_be_foreign, at::Tenso
     pairs_.emplace_back(&tensor, into.unsafeGetTensorImpl());
   }
   return into.defined();
+}
+
+bool EagerOperands::place(std::optional<at::Device>& device, bool copies) {
+  if (!device) {
+    if (pairs_.empty()) {
+      device = at::Device(at::kCPU);
+    }
+    return true;
+  }
+  if (device->type() == kType) {
+    const bool own = is_own(device->index());
+    device = at::Device(at::kCPU);
+    return own;
+  }
+  reads = true;
+  return copies && device->is_cpu();
 }
 
 at::Tensor EagerOperands::wrap(at::Tensor result) {
@@ -358,22 +389,14 @@ bool EagerRegion::resolve(Operator& op, const c10::IValue* arguments, Operands& 
           return false;
         }
         break;
-      case Kind::Device:
-        if (value.isNone()) {
-          found.stack.emplace_back(found.empty() ? c10::IValue(at::Device(at::kCPU)) : c10::IValue());
-        } else if (value.toDevice().type() == kType) {
-          if (!is_own(value.toDevice().index())) {
-            return false;
-          }
-          found.stack.emplace_back(at::Device(at::kCPU));
-        } else {
-          if (!op.copies || !value.toDevice().is_cpu()) {
-            return false;
-          }
-          found.reads = true;
-          found.stack.push_back(value);
+      case Kind::Device: {
+        auto device = value.toOptional<at::Device>();
+        if (!found.place(device, op.copies)) {
+          return false;
         }
+        found.stack.emplace_back(device);
         break;
+      }
       case Kind::Generator:
         if (!value.isNone()) {
           return false;

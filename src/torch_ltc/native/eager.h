@@ -21,9 +21,11 @@ class EagerOperands {
   // The tensor that the kernel takes in place of this one, to be held until results are wrapped; false when the call has
   // to be recorded. With the recorder's lock.
   bool add(const at::Tensor& tensor, bool may_be_foreign, at::Tensor& into);
+  // The device that the kernel is told, after all tensors were added; false when the call has to be recorded. Only one
+  // that `copies` may have its result elsewhere.
+  bool place(std::optional<at::Device>& device, bool copies);
   // What the device has in place of a result; undefined where that cannot be.
   at::Tensor wrap(at::Tensor result);
-  bool empty() const { return pairs_.empty(); }
 
  private:
   // Both are borrowed, those of the caller because to hold one that Python has takes the GIL.

@@ -1,6 +1,8 @@
 // Tensors that nobody has written to: made here where Python has made one of the same shape before.
 
 #include <ATen/Context.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
 #include <c10/core/MemoryFormat.h>
 #include <torch/library.h>
 
@@ -76,20 +78,35 @@ at::Tensor make_empty(
   return new_tensor(buffer, **found, (*found)->size_bytes);
 }
 
-// Made by an eager region, or by Python.
+// Made by Python.
 template <class... Given>
 at::Tensor make_elsewhere(Operator& op, const Given&... given) {
   torch::jit::Stack stack{c10::IValue(given)...};
-  Values returned;
-  if (take_call(op, stack.data(), &returned)) {
-    return std::move(returned[0]).toTensor();
-  }
   op.handle.redispatchBoxed(kPython, &stack);
   return std::move(stack[0]).toTensor();
 }
 
 Operator* the_empty = nullptr;
 Operator* the_empty_strided = nullptr;
+
+// Made in an eager region, by `make` on the physical device; undefined when there is none.
+template <class Make>
+at::Tensor make_at_once(
+    const Operator& op, std::optional<at::Layout> layout, std::optional<at::Device> device, const Make& make) {
+  EagerRegion& region = eager_region();
+  if (!region.on() || layout.value_or(at::kStrided) != at::kStrided || !region.may_run(op)) {
+    return {};
+  }
+  {
+    Locked locked(recorder().lock);
+    if (!region.is_undisturbed() || !EagerOperands().place(device, /*copies=*/false)) {
+      return {};
+    }
+    region.note_call(/*reads=*/false);
+  }
+  const EagerRegion::Running running(region);
+  return new_tensor(make());
+}
 
 using Lengths = c10::SmallVector<int64_t, 5>;
 
@@ -106,7 +123,11 @@ Lengths row_major_strides(c10::IntArrayRef size) {
 at::Tensor lazy_empty(
     c10::IntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
     std::optional<at::Device> device, std::optional<bool> pinned, std::optional<at::MemoryFormat> format) {
-  at::Tensor made;
+  at::Tensor made = make_at_once(
+      *the_empty, layout, device, [&] { return at::empty(size, dtype, at::kStrided, at::kCPU, false, format); });
+  if (made.defined()) {
+    return made;
+  }
   const at::MemoryFormat wanted = format.value_or(at::MemoryFormat::Contiguous);
   if (wanted == at::MemoryFormat::Contiguous) {
     made = make_empty(size, row_major_strides(size), dtype, layout, device);
@@ -119,7 +140,12 @@ at::Tensor lazy_empty(
 at::Tensor lazy_empty_strided(
     c10::IntArrayRef size, c10::IntArrayRef stride, std::optional<at::ScalarType> dtype,
     std::optional<at::Layout> layout, std::optional<at::Device> device, std::optional<bool> pinned) {
-  at::Tensor made = make_empty(size, stride, dtype, layout, device);
+  at::Tensor made = make_at_once(*the_empty_strided, layout, device, [&] {
+    return at::empty_strided(size, stride, dtype, at::kStrided, at::kCPU, false);
+  });
+  if (!made.defined()) {
+    made = make_empty(size, stride, dtype, layout, device);
+  }
   return made.defined() ? made : make_elsewhere(*the_empty_strided, size, stride, dtype, layout, device, pinned);
 }
 

@@ -113,6 +113,24 @@ struct Physical<at::TensorList> {
   }
 };
 
+template <>
+struct Physical<std::optional<at::Device>> {
+  explicit Physical(const std::optional<at::Device>&) {}
+  std::optional<at::Device> value;
+  bool find(const std::optional<at::Device>& given, EagerOperands& found, bool copies) {
+    value = given;
+    return found.place(value, copies);
+  }
+};
+
+// It says whether memory is pinned, which is nothing to the device.
+template <>
+struct Physical<std::optional<bool>> {
+  explicit Physical(const std::optional<bool>&) {}
+  std::optional<bool> value;
+  bool find(const std::optional<bool>&, EagerOperands&, bool) { return true; }
+};
+
 // True where the device has something in place of each result, which is put there.
 bool wrap(EagerOperands& found, Tensor& result) {
   const bool defined = result.defined();
@@ -186,7 +204,7 @@ struct Typed<Result(Parameters...)> {
       if (!eager_region().is_undisturbed() || !resolve(found, physical, std::index_sequence_for<Given...>{}, given...)) {
         return false;
       }
-      eager_region().note_call(op->reads);
+      eager_region().note_call(op->reads || found.reads);
     }
     const auto call = [&](auto&... at_hand) -> Result { return handle.redispatch(kCpu, at_hand.value...); };
     if constexpr (kWrites) {
@@ -207,6 +225,7 @@ struct Typed<Result(Parameters...)> {
 
   template <class Rooms, size_t... places, class... Given>
   bool resolve(EagerOperands& found, Rooms& physical, std::index_sequence<places...>, const Given&... given) const {
+    // In the order of the arguments: what a device is found for comes before it.
     return (std::get<places>(physical).find(given, found, op->copies && !op->writes[places]) && ...);
   }
 
@@ -277,6 +296,10 @@ using Ints = at::IntArrayRef;
 using Axis = std::optional<int64_t>;
 using Dims = at::OptionalIntArrayRef;
 using Dtype = std::optional<at::ScalarType>;
+using Where = std::optional<at::Layout>;
+using Device = std::optional<at::Device>;
+using Pinned = std::optional<bool>;
+using Format = std::optional<at::MemoryFormat>;
 using Made = std::vector<Tensor>;
 using Two = std::tuple<Tensor, Tensor>;
 using Three = std::tuple<Tensor, Tensor, Tensor>;
@@ -291,7 +314,7 @@ std::optional<torch::CppFunction> typed_kernel(Operator* op) {
         Tensor(T), Tensor(T, T), Tensor(T, T, T), Tensor(T, T, S), Tensor(T, S), Tensor(T, S, S), Tensor(T, T, T, S),
         Tensor(T, T, T, S, S), Tensor(T, T, Maybe), Tensor(T, Ints), Tensor(T, Ints, bool), Tensor(T, Ints, Ints),
         Tensor(T, int64_t), Tensor(T, int64_t, int64_t), Tensor(T, int64_t, bool), Tensor(T, T, int64_t, at::ScalarType),
-        Tensor(T, std::optional<at::MemoryFormat>), Tensor(T, c10::string_view), Tensor(T, T, c10::string_view),
+        Tensor(T, Format), Tensor(T, c10::string_view), Tensor(T, T, c10::string_view),
         Tensor(T, Dtype), Tensor(T, Dims, bool, Dtype),
         Tensor(T, int64_t, std::optional<int64_t>, std::optional<int64_t>, int64_t),
         Tensor(T, Ints, int64_t, int64_t), Tensor(T, Ints, int64_t, int64_t, int64_t, int64_t),
@@ -301,6 +324,9 @@ std::optional<torch::CppFunction> typed_kernel(Operator* op) {
         Two(T, T, Maybe, int64_t, int64_t), Tensor(T, T, T, Maybe, int64_t, int64_t, T),
         Tensor(T, T, Maybe, Ints, Ints, Ints, bool, Ints, int64_t), Two(T, Ints, Ints, Ints, Ints, bool),
         Two(T, T, T, double, bool, Maybe, std::optional<double>),
+        Tensor(T, Dtype, Where, Device, Pinned, Format), Tensor(T, S, Dtype, Where, Device, Pinned, Format),
+        Tensor(T, Dtype, Where, Device, Pinned, bool, Format), Tensor(Ints, Dtype, Where, Device, Pinned),
+        Tensor(Ints, S, Dtype, Where, Device, Pinned),
         Three(T, Maybe, Maybe, Maybe, Maybe, bool, double, double),
         Two(T, T, T, std::array<bool, 2>), Three(T, Ints, Maybe, Maybe, double),
         Three(T, T, Ints, T, T, Maybe, Maybe, std::array<bool, 3>), Made(List), Made(List, S), Made(List, List),

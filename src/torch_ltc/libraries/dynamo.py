@@ -72,6 +72,17 @@ def _record_later(graph: GraphModule, inputs: Sequence[Any]) -> Callable[..., An
     return boxed
 
 
+def _adapt_tracing(dynamo: Any) -> None:
+    """Dynamo neither traces nor rewrites the code of this package, which runs between and inside of compiled code:
+    recording and syncs would be traced half-way. What `torch.get_autocast_dtype` returns stays a constant."""
+    rules, functions = dynamo.trace_rules, importlib.import_module("torch._dynamo.variables.torch")
+    rules.add(__package__.partition(".")[0])
+    functions.constant_fold_functions[torch.get_autocast_dtype] = None
+    rules.torch_name_rule_map.append({"torch.get_autocast_dtype": functions.TorchInGraphFunctionVariable})
+    rules.get_torch_obj_rule_map.cache_clear()
+
+
+when_imported("torch._dynamo", _adapt_tracing)
 # By its name, also where the package was not installed, and its entry point is not known.
 when_imported("torch._dynamo.backends.registry", lambda registry: registry.register_backend(compile_graph, name=NAME))
 

@@ -181,6 +181,12 @@ table.add(
               check=takes("exported_program")),
     Interface("torch._dynamo.backends.common.aot_autograd", "graphs of forward and backward",
               "`torch.compile(backend='ltc')`", check=_exists),
+    Interface("torch._dynamo.trace_rules.add", "Dynamo leaves the code of this package alone", "`torch.compile` of a whole step",
+              check=takes("import_name")),
+    *(Interface(f"torch._dynamo.{name}", "what `torch.get_autocast_dtype` returns is a constant to Dynamo", "graphs of autocast",
+                check=_exists) for name in (
+        "trace_rules.torch_name_rule_map", "trace_rules.get_torch_obj_rule_map.cache_clear",
+        "variables.torch.constant_fold_functions", "variables.torch.TorchInGraphFunctionVariable")),
     Interface("torch._sym_sqrt", "`math.sqrt` of a symbolic number, and others so named", "symbolic sizes"),
 )
 # ---- private interfaces: autograd, modules, modes, testing --------------------------------------------------------

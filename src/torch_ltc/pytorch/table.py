@@ -181,10 +181,12 @@ table.add(
               check=takes("exported_program")),
     Interface("torch._dynamo.backends.common.aot_autograd", "graphs of forward and backward",
               "`torch.compile(backend='ltc')`", check=_exists),
-    Interface("torch._dynamo.trace_rules.add", "Dynamo leaves the code of this package alone", "`torch.compile` of a whole step",
-              check=takes("import_name")),
-    *(Interface(f"torch._dynamo.{name}", "what `torch.get_autocast_dtype` returns is a constant to Dynamo", "graphs of autocast",
-                check=_exists) for name in (
+    Interface("torch._dynamo.trace_rules.check_file", "Dynamo rewrites no code of this package",
+              "`torch.compile` of a whole step", check=takes("filename", "is_inlined_call")),
+    Interface("torch._dynamo.trace_rules.SkipResult", "the answer of the same", "`torch.compile` of a whole step",
+              check=_is_class),
+    *(Interface(f"torch._dynamo.{name}", "what `torch.get_autocast_dtype` returns is a constant to Dynamo",
+                "compiled code in autocast", check=_exists) for name in (
         "trace_rules.torch_name_rule_map", "trace_rules.get_torch_obj_rule_map.cache_clear",
         "variables.torch.constant_fold_functions", "variables.torch.TorchInGraphFunctionVariable")),
     Interface("torch._sym_sqrt", "`math.sqrt` of a symbolic number, and others so named", "symbolic sizes"),
@@ -252,6 +254,8 @@ OPTIMIZER_HOOK = "a hook after every `optimizer.step()`"
 DISTRIBUTED_BACKEND = "the backend `ltc` of `torch.distributed`, and kernels of the operators `c10d::*`"
 PROCESS_TRANSFER = "reducers of `torch.Tensor` and `torch.nn.Parameter` in `multiprocessing.reduction.ForkingPickler`"
 SCALER_HOOK = "a hook before every `optimizer.step()`"
+TRACING = "a rule of Dynamo: it rewrites no code of this package"
+FLEX_ATTENTION = "kernels of the operator behind `flex_attention`"
 AUTOCAST_KERNELS = "kernels of `AutocastPrivateUse1`, and a fallthrough for all other operators"
 PIN_MEMORY = "the CPU kernel of `aten::_pin_memory`"
 COMPOSITE_GRADIENTS = "kernels of `aten::linear_backward`, `aten::matmul_backward` on all devices"
@@ -264,6 +268,9 @@ table.add(
     Registration(PROCESS_TRANSFER, "tensors of the device travel as copies on the CPU; others as they did",
                  "tensors of the device on queues, in workers of a DataLoader"),
     Registration(SCALER_HOOK, "counts of a step that `GradScaler` left out are put right", "`GradScaler` with Adam"),
+    Registration(TRACING, "recording and syncs would be traced half-way", "`torch.compile` of a whole step",
+                 reversible=False),
+    Registration(FLEX_ATTENTION, "it is one recorded call", "it is recorded call by call, and fails under autocast"),
     Registration(AUTOCAST_KERNELS, "the lists of the physical device", "`torch.autocast('ltc')`"),
     Registration(PIN_MEMORY, "`pin_memory=True` while `ltc` is the accelerator", "pinned batches", _CALLERS),
     Registration(COMPOSITE_GRADIENTS, "PyTorch has none: programs with composite `linear` need them",

@@ -33,6 +33,7 @@ from torch_ltc.backends.inductor.random_state import random_state_left_alone
 from torch_ltc.errors import CompileError
 from torch_ltc.lowering.backend_data import BackendData
 from torch_ltc.lowering.decomposition_tables import list_operators, only_ours
+from torch_ltc.lowering.flex_attention import BACKWARD, FORWARD
 from torch_ltc.lowering.interface import Backend, Form
 from torch_ltc.lowering.kernel_call import laid_out
 from torch_ltc.lowering.serialize import dump_data, load_own_data
@@ -91,6 +92,8 @@ class InductorBackend(Backend):
 
     def supports(self, call: Call) -> bool:
         """Everything but calls whose data could end the process."""
+        if call.op in (FORWARD, BACKWARD):
+            return not super().may_fail(call)
         return not (divides_by_zero(call) or (indexes_unknown(call) and not _left_to_kernel(call.op)))
 
     def may_fail(self, call: Call) -> bool:
@@ -140,7 +143,17 @@ class InductorBackend(Backend):
 
 
 def _compiled(program: Program, options: Mapping[str, Any]) -> InductorFunction:
-    built = build(program)
+    if not any(call.op is FORWARD for call in program.calls):
+        return _compiled_as(program, options, by_kernel=False)
+    try:
+        return _compiled_as(program, options, by_kernel=True)
+    except Exception:
+        # Each version of its kernel for attention has sizes and functions that it does not take.
+        return _compiled_as(program, options, by_kernel=False)
+
+
+def _compiled_as(program: Program, options: Mapping[str, Any], by_kernel: bool) -> InductorFunction:
+    built = build(program, by_kernel)
     readable = built.module.code
     codes: list[Any] = []
 

@@ -189,6 +189,19 @@ table.add(
                 "compiled code in autocast", check=_exists) for name in (
         "trace_rules.torch_name_rule_map", "trace_rules.get_torch_obj_rule_map.cache_clear",
         "variables.torch.constant_fold_functions", "variables.torch.TorchInGraphFunctionVariable")),
+    *(Interface(f"torch._higher_order_ops.flex_attention.{name}", why, "`flex_attention`") for name, why in (
+        ("flex_attention", "the operator that takes functions"),
+        ("flex_attention_backward", "its backward"),
+        ("flex_attention_autograd", "its kernel for autograd"),
+        ("math_attention", "its eager form"),
+        ("sdpa_dense", "its eager form, laid out as the query"),
+        ("sdpa_dense_backward", "the eager form of its backward"),
+        ("create_fw_bw_graph", "traces the gradient of a function of scores"))),
+    Interface("torch._dynamo._trace_wrapped_higher_order_op.TransformGetItemToIndex",
+              "indexing by tensors in functions of scores", "`flex_attention` with captured tensors", check=_is_class),
+    *(Interface(f"torch._ops.{name}", "operators that take functions pass over autocast",
+                "`torch.cond` under autocast", check=_exists) for name in (
+        "_HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS", "_higher_order_ops")),
     Interface("torch._sym_sqrt", "`math.sqrt` of a symbolic number, and others so named", "symbolic sizes"),
 )
 # ---- private interfaces: autograd, modules, modes, testing --------------------------------------------------------

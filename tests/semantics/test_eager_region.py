@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import torch_ltc
+from tests.semantics.support import run_script
 from torch_ltc.config import settings
 from torch_ltc.debug.history import history
 from torch_ltc.errors import SyncForbiddenError
@@ -71,6 +72,38 @@ def test_a_loop_that_reads_runs_at_once(auto: None, syncs: list[SyncEvent]) -> N
     text = str(torch_ltc.explain())
     assert "ran at once, in 1 eager region" in text
     assert "test_eager_region.py" in text.split("eager region")[1]
+
+
+def test_reading_what_was_only_uploaded_begins_a_region() -> None:
+    # A process of its own: no program has run in it.
+    printed = run_script("""
+        import torch, torch_ltc
+        from torch_ltc.config import settings
+        from torch_ltc.execute.eager_region import eager_regions
+        settings.eager_regions = "auto"
+        x = torch.arange(40.0).to("ltc")
+        print([float(x[i]) for i in range(40)] == list(range(40)), eager_regions.figures().begun)
+    """)
+    assert printed.split() == ["True", "1"]
+
+
+def test_layers_in_a_region_have_the_graph_that_eager_has(always: None) -> None:
+    # Their derivatives as a whole are formulas in Python.
+    def names(device: str) -> list[str]:
+        torch.manual_seed(0)
+        x = torch.randn(3, 4, 5).to(device).requires_grad_()
+        y = (nn.Linear(5, 4).to(device)(x) @ x).sum()
+        found, queue = [], [y.grad_fn]
+        while queue:
+            node = queue.pop(0)
+            if node is not None:
+                found.append(node.name())
+                queue += [after for after, _ in node.next_functions]
+        y.backward()
+        assert x.grad is not None
+        return [*found, str(x.grad.cpu().tolist())]
+
+    assert names("ltc") == [name.replace("ToCopyBackward0", "") for name in names("cpu")]
 
 
 def test_a_loop_that_reads_seldom_is_recorded(auto: None) -> None:

@@ -205,3 +205,36 @@ def test_a_read_leaves_a_program_that_does_something() -> None:
     assert [float(rows[i]) for i in range(3)] == [0.0, 1.0, 2.0]
     assert not recorder.empty
     assert total.item() == 2.0
+
+
+def test_a_program_that_is_read_after_each_sync_runs_on_the_thread_that_syncs() -> None:
+    x, here = lazy(torch.arange(4.0)), threading.get_ident()
+
+    def step(read: bool) -> bool:
+        """True when the program ran on this thread before it was read."""
+        with threads_of_runs() as threads:
+            y = (x * 2 + 1).sum()
+            torch_ltc.sync()
+            found = threads == [here]
+            if read:
+                assert y.item() == 16
+        return found
+
+    with settings.scope(backend="interpreter", eager_regions="off"):
+        assert [step(read=True) for _ in range(8)][-3:] == [True] * 3
+        # It is queued again once a sync is not followed by a read.
+        step(read=False)
+        assert [step(read=False) for _ in range(3)] == [False] * 3
+
+
+def test_a_read_after_more_was_recorded_has_the_worker_run_what_was_synced() -> None:
+    x, here = lazy(torch.arange(4.0)), threading.get_ident()
+    with settings.scope(backend="interpreter", eager_regions="off"), threads_of_runs() as threads:
+        for _ in range(8):
+            y = (x * 2 + 1).sum()
+            torch_ltc.sync()
+            z = x + 1
+            assert y.item() == 16
+            torch_ltc.wait_device_ops()
+    assert here not in threads
+    assert z.tolist() == [1.0, 2.0, 3.0, 4.0]

@@ -203,8 +203,10 @@ def manual_seed(seed: int) -> None:
             # Draws recorded before this line belong to the old state.
             cut(SyncReason.SEED)
         # Work that is queued may be what draws first: the seed has its place behind it.
-        if executor.was_used or not device_random.seed_before_use(seed):
+        if not executor.is_idle():
             executor.submit(lambda: device_random.generator.manual_seed(seed), NOTHING, wait=False)
+        elif not device_random.seed_before_use(seed):
+            device_random.generator.manual_seed(seed)
 
 
 def manual_seed_all(seed: int) -> None:

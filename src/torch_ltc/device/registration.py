@@ -12,7 +12,6 @@ import ctypes
 import itertools
 import sys
 import threading
-from contextlib import nullcontext
 from types import ModuleType
 from typing import Any
 
@@ -73,7 +72,9 @@ def _raising_taken_errors(run: Any) -> Any:
         threads = uses_backward_threads()
         use_backward_threads(threads and extension is None)
         try:
-            with nullcontext() if extension is not None else _GuardBehindHooks():
+            if extension is not None:
+                return run(*args, **kwargs)
+            with _GuardBehindHooks():
                 return run(*args, **kwargs)
         except SystemError:
             # The engine returned without a result and without an error.

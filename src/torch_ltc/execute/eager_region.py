@@ -91,14 +91,14 @@ class EagerRegions:
                 self._begin(0)
 
     def _begin(self, most_calls: int) -> None:
-        if executor.cpu_worker is None or settings.check not in ("off", "invariants") or settings.device_type != "cpu":
+        if settings.check not in ("off", "invariants") or settings.device_type != "cpu":
             return
         self._reads = self._new_programs = self._new_calls = 0
         if most_calls >= 0:
             place = current_source()
             if place in self.places or len(self.places) < _MOST_PLACES:
                 self.places[place] = self.places.get(place, 0) + 1
-        native.begin_eager(executor, executor.cpu_worker, settings, device_random.generator, most_calls)
+        native.begin_eager(executor, executor.start_cpu_worker(), settings, device_random.generator, most_calls)
 
     def end(self) -> None:
         """End the region, if there is one."""
@@ -135,8 +135,6 @@ class EagerRegions:
         """Begin or end as the setting says."""
         self.end()
         if native is not None and settings.eager_regions == "always":
-            # Starts the worker.
-            executor.call(lambda: None)
             self._begin(-1)
 
 

@@ -236,11 +236,6 @@ class Executor:
                 worker.ready.put(None)
             self._room.notify_all()
 
-    @property
-    def was_used(self) -> bool:
-        """True when something was queued before."""
-        return bool(self._by_device)
-
     def is_idle(self) -> bool:
         """True when nothing is queued or under way."""
         return not self._waiting
@@ -279,6 +274,12 @@ class Executor:
     def cpu_worker(self) -> Any:
         """The worker of the CPU, if there is one; a thread that runs something in its place is its `stand_in`."""
         return self._by_device.get("cpu:0")
+
+    def start_cpu_worker(self) -> Any:
+        """The worker of the CPU, which is there from then on."""
+        self._check_process()
+        with signals_deferred(), self._room:
+            return self.cpu_worker or self._start("cpu:0")
 
     def enter_here(self) -> None:
         """Let the calling thread, which is a stand-in now, count as the CPU's worker."""

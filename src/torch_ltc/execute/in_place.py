@@ -32,16 +32,18 @@ from torch_ltc.record.buffer import Buffer
 from torch_ltc.record.recorder import recorder
 from torch_ltc.source import Source
 
-__all__ = ["InPlace", "in_place"]
+__all__ = ["InPlace", "in_place", "reads_after_syncs"]
 
 # A run of less is not handed to the worker: that takes as long, and both threads would wait for each other's GIL.
 _SHORT_S = 200e-6
+# So often in a row a program was read as soon as it was queued: it will be so again.
+_READS_IN_A_ROW = 2
 
 
 class InPlace:
     """What is known of the runs of one program, and whether it is run in place."""
 
-    __slots__ = ("_entry", "_policy", "_assignments", "_own_code", "_least_s", "_timed", "_latest", "settled")
+    __slots__ = ("_entry", "_policy", "_assignments", "_own_code", "_least_s", "_timed", "_latest", "settled", "reads")
 
     def __init__(self, entry: CachedProgram) -> None:
         self._entry = entry
@@ -57,6 +59,8 @@ class InPlace:
         self._latest: tuple[TierPolicy, Executable | None] | None = None
         # How it ran the last time that it ran in place.
         self.settled: tuple[TierPolicy, Executable | None] | None = None
+        # How often in a row it was read as soon as it was queued, without anything recorded in between.
+        self.reads = 0
 
     @property
     def policy(self) -> TierPolicy:
@@ -144,3 +148,35 @@ def in_place(entry: CachedProgram) -> InPlace:
     if found is None:
         found = entry.in_place = InPlace(entry)
     return found
+
+
+class _ReadsAfterSyncs:
+    """Finds programs whose results are read as soon as they are queued. Threads may miscount: nothing but time depends
+    on it."""
+
+    __slots__ = ("_queued",)
+
+    def __init__(self) -> None:
+        self._queued: CachedProgram | None = None
+
+    def expected(self, entry: CachedProgram) -> bool:
+        """True for a program whose results the thread will wait for in any case. It is about to be queued."""
+        before, self._queued = self._queued, None
+        if before is not None and before.in_place is not None:
+            before.in_place.reads = 0
+        known: InPlace | None = entry.in_place
+        return known is not None and known.reads >= _READS_IN_A_ROW
+
+    def note_queued(self, entry: CachedProgram) -> None:
+        """A program was queued, or has run at once, and not for a read."""
+        self._queued = entry
+
+    def note_read(self) -> None:
+        """A value is read."""
+        queued = self._queued
+        if queued is not None and recorder.empty:
+            self._queued = None
+            in_place(queued).reads += 1
+
+
+reads_after_syncs = _ReadsAfterSyncs()

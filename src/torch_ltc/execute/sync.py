@@ -34,7 +34,7 @@ from torch_ltc.execute.capture import graphs_of
 from torch_ltc.execute.device_loss import device_loss
 from torch_ltc.execute.eager_region import eager_regions
 from torch_ltc.execute.executor import Uses, executor
-from torch_ltc.execute.in_place import InPlace, in_place
+from torch_ltc.execute.in_place import InPlace, in_place, reads_after_syncs
 from torch_ltc.execute.no_sync import sync_guard
 from torch_ltc.execute.random_state import device_random
 from torch_ltc.execute.run import (
@@ -134,11 +134,14 @@ def cut(reason: SyncReason, then: Callable[[], None] | None = None, *, here: boo
         told = None
         try:
             _keep_tree_bounded()
-            if reason is SyncReason.READ:
+            awaited = reads_after_syncs.expected(entry) or reason is SyncReason.READ
+            if awaited:
                 # Who reads waits for it in any case.
                 told = _run_in_place(entry, inputs, scalars, lines, outputs)
             if told is None:
-                _queue(entry, inputs, scalars, lines, outputs, here, timed=reason is SyncReason.READ)
+                _queue(entry, inputs, scalars, lines, outputs, here, timed=awaited)
+            if reason is not SyncReason.READ:
+                reads_after_syncs.note_queued(entry)
         except BaseException as error:
             # An interrupt, or no more threads: nothing of it has run, and who reads a result has to be told.
             _lose_outputs(entry, outputs, error)
@@ -393,6 +396,7 @@ def read_number(tensor: torch.Tensor, use: Callable[[torch.Tensor], Any], what: 
         eager_regions.note_views()
     if value is None:
         return read(tensor, use, what)
+    reads_after_syncs.note_read()
     executor.raise_deferred()
     executor.show_warnings()
     if has_listeners(ReadEvent):
@@ -406,6 +410,7 @@ def read_buffer(buffer: Buffer, spec: Spec, use: Callable[[torch.Tensor], Result
     if sync_guard.threads:
         sync_guard.check(SyncReason.READ)
     began = time.perf_counter()
+    reads_after_syncs.note_read()
     try:
         with span("read", 0, what):
             result, wait_s = _read(buffer, spec, use)

@@ -57,7 +57,7 @@ size_t hash_of(int64_t offset, c10::IntArrayRef sizes) {
 
 template <typename Is>
 const Views::View* Views::look(size_t hash, const Is& is) const {
-  if (by_hash_.empty()) {
+  if (by_hash_ == nullptr) {
     for (auto view = views_.rbegin(); view != views_.rend(); ++view) {
       if (is(*view->first)) {
         return &*view;
@@ -65,7 +65,7 @@ const Views::View* Views::look(size_t hash, const Is& is) const {
     }
     return nullptr;
   }
-  const auto [begin, end] = by_hash_.equal_range(hash);
+  const auto [begin, end] = by_hash_->equal_range(hash);
   for (auto place = begin; place != end; ++place) {
     if (is(*views_[place->second].first)) {
       return &views_[place->second];
@@ -75,7 +75,7 @@ const Views::View* Views::look(size_t hash, const Is& is) const {
 }
 
 int64_t Views::find(const c10::TensorImpl& tensor) const {
-  const size_t hash = by_hash_.empty() ? 0 : hash_of(tensor.storage_offset(), tensor.sizes());
+  const size_t hash = by_hash_ == nullptr ? 0 : hash_of(tensor.storage_offset(), tensor.sizes());
   const View* found = look(hash, [&](const Spec& spec) { return spec.matches(tensor); });
   return found == nullptr ? -1 : found->second;
 }
@@ -93,11 +93,12 @@ void Views::put(const SpecPtr& seen, int64_t value) {
     return;
   }
   views_.emplace_back(seen, value);
-  if (!by_hash_.empty()) {
-    by_hash_.emplace(hash, views_.size() - 1);
+  if (by_hash_ != nullptr) {
+    by_hash_->emplace(hash, views_.size() - 1);
   } else if (views_.size() > kMany) {
+    by_hash_ = std::make_unique<std::unordered_multimap<size_t, size_t>>();
     for (size_t i = 0; i < views_.size(); ++i) {
-      by_hash_.emplace(hash_of(views_[i].first->offset, views_[i].first->size), i);
+      by_hash_->emplace(hash_of(views_[i].first->offset, views_[i].first->size), i);
     }
   }
 }
@@ -106,7 +107,7 @@ void Views::drop_from(int64_t value) {
   if (views_.empty() || views_.back().second < value) {
     return;
   }
-  by_hash_.clear();
+  by_hash_.reset();
   while (!views_.empty() && views_.back().second >= value) {
     views_.pop_back();
   }
@@ -190,15 +191,17 @@ void Buffer::set_data(at::Tensor made) {
   }
 }
 
-at::Tensor new_tensor(const at::Tensor& data) {
+at::Tensor new_tensor(at::Tensor data) {
   auto buffer = c10::make_intrusive<Buffer>();
-  buffer->computed = true;
-  buffer->set_data(data);
-  buffer->holders.store(1);
-  c10::Storage storage = make_storage(data.storage().nbytes(), buffer.release(), &end_of_storage);
+  Buffer* made = buffer.get();
+  made->computed = true;
+  made->holders.store(1, std::memory_order_relaxed);
+  const c10::TensorImpl& like = *data.unsafeGetTensorImpl();
+  c10::Storage storage = make_storage(like.unsafe_storage().nbytes(), buffer.release(), &end_of_storage);
   auto tensor = at::detail::make_tensor<c10::TensorImpl>(
-      std::move(storage), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), data.dtype());
-  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(data.sizes(), data.strides(), data.storage_offset());
+      std::move(storage), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), like.dtype());
+  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(like.sizes(), like.strides(), like.storage_offset());
+  made->set_data(std::move(data));
   return tensor;
 }
 

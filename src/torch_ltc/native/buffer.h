@@ -10,6 +10,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -55,7 +56,7 @@ class Views {
   void drop_from(int64_t value);
   void clear() {
     views_.clear();
-    by_hash_.clear();
+    by_hash_.reset();
   }
   const std::vector<View>& all() const { return views_; }
 
@@ -64,7 +65,8 @@ class Views {
   const View* look(size_t hash, const Is& is) const;
 
   std::vector<View> views_;
-  std::unordered_multimap<size_t, size_t> by_hash_;
+  // Places in `views_`; null as long as there are few.
+  std::unique_ptr<std::unordered_multimap<size_t, size_t>> by_hash_;
 };
 
 // The state of one storage that recording looks at; the rest is in the `Buffer` of Python, made when Python asks for it.
@@ -127,7 +129,7 @@ void hold(const c10::Storage& storage, const BufferPtr& buffer);
 at::Tensor new_tensor(const BufferPtr& buffer, const Spec& spec, size_t size_bytes);
 
 // A tensor that is as the physical tensor is, on a new storage whose buffer has that.
-at::Tensor new_tensor(const at::Tensor& data);
+at::Tensor new_tensor(at::Tensor data);
 
 // Bytes of the buffers whose memory Python has not seen.
 int64_t unseen_bytes();

@@ -4,11 +4,14 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/linear_native.h>
+#include <ATen/ops/matmul_native.h>
 #include <ATen/ops/mm.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/library.h>
 
+#include "eager.h"
 #include "native.h"
 
 namespace torch_ltc {
@@ -81,6 +84,9 @@ c10::DispatchKeySet forward_keys() {
   return at::GradMode::is_enabled() ? kWithDerivative : kDevice;
 }
 
+// In an eager region the derivatives of the parts cost less than that of the whole, whose formula is Python's.
+bool is_composed() { return at::GradMode::is_enabled() && eager_region().on(); }
+
 // Decomposed when it is differentiated itself.
 c10::DispatchKeySet backward_keys(const at::Tensor& first, const at::Tensor& second) {
   const bool plain = first.defined() && second.defined() && are_plain(first, second);
@@ -97,6 +103,9 @@ at::Tensor linear(const at::Tensor& input, const at::Tensor& weight, const std::
   // PyTorch before 2.13 has no derivative for complex numbers.
   const bool differs = at::GradMode::is_enabled() && weight.is_complex();
   const bool usual = !differs && is_usual_linear(input, weight, bias);
+  if (usual && is_composed()) {
+    return at::native::linear(input, weight, bias);
+  }
   return op.redispatch(usual ? forward_keys() : kPythonAutograd, input, weight, bias);
 }
 
@@ -111,6 +120,9 @@ at::Tensor matmul(const at::Tensor& left, const at::Tensor& right) {
   const bool usual = are_plain(left, right) && is_batch_product(left, right);
   // PyTorch's derivative of the whole operator is not for complex numbers.
   const bool differs = at::GradMode::is_enabled() && left.is_complex();
+  if (usual && !differs && is_composed()) {
+    return at::native::matmul(left, right);
+  }
   return op.redispatch(usual && !differs ? forward_keys() : kPythonAutograd, left, right);
 }
 

@@ -4,7 +4,6 @@
 #include "eager.h"
 
 #include <ATen/EmptyTensor.h>
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -30,6 +29,7 @@ constexpr int64_t kCallsOfRead = 64;
 constexpr int64_t kMostSaved = 32768;
 constexpr int64_t kSavedFirst = 8192;
 // And when its calls take longer: then recording costs little, and a compiler may gain more. Each so many-th is timed.
+// One that is interrupted by another process counts as ten.
 constexpr int64_t kMostNs = 30000;
 constexpr int64_t kTimedOf = 16;
 // Buffers that know their memory, until all of them forget it.
@@ -60,10 +60,14 @@ struct Gil {
   ~Gil() { PyGILState_Release(state); }
 };
 
-bool is_usual(const at::Tensor& tensor) {
-  return !tensor.key_set().has_any(c10::python_ks) && tensor.layout() == at::kStrided && !tensor.is_conj() &&
-      !tensor.is_neg() && !tensor.is_quantized() && !tensor.is_nested();
-}
+// Keys of a tensor of numbers in memory, whichever the device: not one of Python's classes, sparse, conjugated, nested.
+const uint64_t kUsual = c10::full_backend_mask |
+    (c10::DispatchKeySet({c10::DispatchKey::Dense, c10::DispatchKey::ADInplaceOrView,
+                          c10::DispatchKey::AutogradFunctionality, c10::DispatchKey::AutogradOther}) |
+     c10::autocast_dispatch_keyset)
+        .raw_repr();
+
+bool is_usual(const at::Tensor& tensor) { return (tensor.key_set().raw_repr() & ~kUsual) == 0; }
 
 bool is_seen_as(const at::Tensor& data, const at::Tensor& tensor) {
   return data.dtype() == tensor.dtype() && data.storage_offset() == tensor.storage_offset() &&
@@ -136,32 +140,64 @@ void EagerRegion::disturb() {
   knowing_.clear();
 }
 
-// The stack for the kernel; and the tensors of the device among the arguments, with what stands for them there.
-struct EagerRegion::Operands {
+bool EagerOperands::add(const at::Tensor& tensor, bool may_be_foreign, at::Tensor& into) {
+  if (!tensor.defined() || tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
+    into = tensor;
+    return true;
+  }
+  if (!tensor.is_privateuseone()) {
+    into = tensor;
+    return may_be_foreign && tensor.is_cpu() && is_usual(tensor);
+  }
+  into = physical_of(tensor);
+  if (into.defined()) {
+    pairs_.emplace_back(&tensor, into.unsafeGetTensorImpl());
+  }
+  return into.defined();
+}
+
+at::Tensor EagerOperands::wrap(at::Tensor result) {
+  if (!result.defined() || reads) {
+    return result;
+  }
+  for (const auto& [lazy, physical] : pairs_) {
+    if (result.unsafeGetTensorImpl() == physical) {
+      return *lazy;
+    }
+  }
+  if (!is_usual(result)) {
+    return {};
+  }
+  const c10::StorageImpl* storage = result.storage().unsafeGetStorageImpl();
+  for (const auto& [lazy, physical] : pairs_) {
+    if (physical->unsafe_storage().unsafeGetStorageImpl() == storage) {
+      return seen_as(*lazy, result, lazy->key_set());
+    }
+  }
+  for (const auto& [other, memory] : made_) {
+    if (memory == storage) {
+      return seen_as(other, result, other.key_set());
+    }
+  }
+  at::Tensor tensor = new_tensor(std::move(result));
+  if (several) {
+    made_.emplace_back(tensor, storage);
+  }
+  return tensor;
+}
+
+// The stack for the kernel.
+struct EagerRegion::Operands : EagerOperands {
   torch::jit::Stack stack;
-  // Those of the caller are borrowed: to hold one that Python has takes the GIL.
-  c10::SmallVector<std::pair<const at::Tensor*, at::Tensor>, 8> pairs;
-  // Results, on whose memory others may lie.
-  c10::SmallVector<std::pair<at::Tensor, const c10::StorageImpl*>, 2> made;
-  // The result is for another device.
-  bool reads = false;
-  // There are several results.
-  bool several = false;
+  // The kernel takes its arguments off the stack.
+  c10::SmallVector<at::Tensor, 8> held;
 
   bool add(const at::Tensor& tensor, bool may_be_foreign, at::Tensor& into) {
-    if (!tensor.defined() || tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
-      into = tensor;
-      return true;
+    if (!EagerOperands::add(tensor, may_be_foreign, into)) {
+      return false;
     }
-    if (!tensor.is_privateuseone()) {
-      into = tensor;
-      return may_be_foreign && tensor.is_cpu() && is_usual(tensor);
-    }
-    into = physical_of(tensor);
-    if (into.defined()) {
-      pairs.emplace_back(&tensor, into);
-    }
-    return into.defined();
+    held.push_back(into);
+    return true;
   }
 
   bool add_list(const c10::IValue& value, const c10::Type& type) {
@@ -193,37 +229,6 @@ struct EagerRegion::Operands {
     }
     stack.emplace_back(std::move(made));
     return true;
-  }
-
-  // What the device has in place of a result; undefined where that cannot be.
-  at::Tensor wrap(const at::Tensor& result) {
-    if (!result.defined() || reads) {
-      return result;
-    }
-    for (const auto& [lazy, physical] : pairs) {
-      if (result.is_same(physical)) {
-        return *lazy;
-      }
-    }
-    if (!is_usual(result)) {
-      return {};
-    }
-    const c10::StorageImpl* storage = result.storage().unsafeGetStorageImpl();
-    for (const auto& [lazy, physical] : pairs) {
-      if (physical.storage().unsafeGetStorageImpl() == storage) {
-        return seen_as(*lazy, result, lazy->key_set());
-      }
-    }
-    for (const auto& [other, memory] : made) {
-      if (memory == storage) {
-        return seen_as(other, result, other.key_set());
-      }
-    }
-    at::Tensor tensor = new_tensor(result);
-    if (several) {
-      made.emplace_back(tensor, storage);
-    }
-    return tensor;
   }
 };
 
@@ -265,8 +270,11 @@ bool EagerRegion::is_ready() const {
   return long_attribute(executor_, kWaitingName) == 0 && long_attribute(worker_, kStandInName) == 0;
 }
 
-void EagerRegion::note_call() {
+void EagerRegion::note_call(bool reads_value) {
   ++calls;
+  if (reads_value) {
+    note_read();
+  }
   const bool long_calls = timed_ns_ > timed_ * kMostNs + 64 * kMostNs;
   if (!always_ && (long_calls || (left_ == 0 && --saved_ < 0) || (left_ > 0 && --left_ == 0))) {
     end();
@@ -301,15 +309,27 @@ bool EagerRegion::begin_call() {
   return true;
 }
 
+bool EagerRegion::may_run(const Operator& op) {
+  return op.at_once && Py_IsInitialized() && has_clean_state() && begin_call();
+}
+
+bool EagerRegion::is_undisturbed() const {
+  return recorder().started == 0 && recorder().inputs.empty() && quiet_.load(std::memory_order_acquire);
+}
+
+EagerRegion::Running::Running(EagerRegion& region)
+    : region_(region), began_ns_(region.calls % kTimedOf == 0 ? now_ns() : 0) {}
+
+EagerRegion::Running::~Running() {
+  if (began_ns_ != 0) {
+    region_.timed_ns_ += std::min(now_ns() - began_ns_, 10 * kMostNs);
+    ++region_.timed_;
+  }
+}
+
 bool EagerRegion::resolve(Operator& op, const c10::IValue* arguments, Operands& found) {
-  if (!begin_call()) {
-    return false;
-  }
   Locked locked(recorder().lock);
-  if (recorder().started != 0 || !recorder().inputs.empty()) {
-    return false;
-  }
-  if (!quiet_.load(std::memory_order_acquire)) {
+  if (!is_undisturbed()) {
     return false;
   }
   const size_t count = op.arguments.size();
@@ -340,7 +360,7 @@ bool EagerRegion::resolve(Operator& op, const c10::IValue* arguments, Operands& 
         break;
       case Kind::Device:
         if (value.isNone()) {
-          found.stack.emplace_back(found.pairs.empty() ? c10::IValue(at::Device(at::kCPU)) : c10::IValue());
+          found.stack.emplace_back(found.empty() ? c10::IValue(at::Device(at::kCPU)) : c10::IValue());
         } else if (value.toDevice().type() == kType) {
           if (!is_own(value.toDevice().index())) {
             return false;
@@ -367,15 +387,12 @@ bool EagerRegion::resolve(Operator& op, const c10::IValue* arguments, Operands& 
         found.stack.push_back(value);
     }
   }
-  note_call();
-  if (found.reads || op.reads) {
-    note_read();
-  }
+  note_call(found.reads || op.reads);
   return true;
 }
 
 bool EagerRegion::run(Operator& op, const c10::IValue* arguments, Values* returned) {
-  if (!op.at_once || !Py_IsInitialized() || !has_clean_state() || writes_in_vain(op, arguments)) {
+  if (writes_in_vain(op, arguments) || !may_run(op)) {
     return false;
   }
   Operands found;
@@ -383,16 +400,8 @@ bool EagerRegion::run(Operator& op, const c10::IValue* arguments, Values* return
     return false;
   }
   {
-    const at::AutoDispatchBelowADInplaceOrView below;
-    const c10::AutoGradMode with_gradients(true);
-    if (calls % kTimedOf == 0) {
-      const int64_t began_ns = now_ns();
-      op.handle.callBoxed(found.stack);
-      timed_ns_ += now_ns() - began_ns;
-      ++timed_;
-    } else {
-      op.handle.callBoxed(found.stack);
-    }
+    const Running running(*this);
+    op.handle.callBoxed(found.stack);
   }
   for (const size_t place : op.versions) {
     for (const c10::IValue& item : arguments[place].toListRef()) {

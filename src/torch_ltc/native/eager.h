@@ -2,11 +2,35 @@
 
 #pragma once
 
+#include <ATen/core/LegacyTypeDispatch.h>
+
 #include <atomic>
 
 #include "recorder.h"
 
 namespace torch_ltc {
+
+// The tensors of the device among the arguments of a call, and what stands for them there.
+class EagerOperands {
+ public:
+  // The result is for another device.
+  bool reads = false;
+  // There are several results.
+  bool several = false;
+
+  // The tensor that the kernel takes in place of this one, to be held until results are wrapped; false when the call has
+  // to be recorded. With the recorder's lock.
+  bool add(const at::Tensor& tensor, bool may_be_foreign, at::Tensor& into);
+  // What the device has in place of a result; undefined where that cannot be.
+  at::Tensor wrap(at::Tensor result);
+  bool empty() const { return pairs_.empty(); }
+
+ private:
+  // Both are borrowed, those of the caller because to hold one that Python has takes the GIL.
+  c10::SmallVector<std::pair<const at::Tensor*, const c10::TensorImpl*>, 4> pairs_;
+  // Results, on whose memory others may lie.
+  c10::SmallVector<std::pair<at::Tensor, const c10::StorageImpl*>, 2> made_;
+};
 
 class EagerRegion {
  public:
@@ -22,6 +46,27 @@ class EagerRegion {
   uint64_t ended = 0;
 
   bool on() const { return on_.load(std::memory_order_relaxed) && suspended_.load(std::memory_order_relaxed) == 0; }
+
+  // True when a call of this operator may run now, with the recorder's lock: nothing is pending or queued.
+  bool may_run(const Operator& op);
+  bool is_undisturbed() const;
+  // The call will run.
+  void note_call(bool reads);
+
+  // Around the kernel: below autograd, and some are timed.
+  class Running {
+   public:
+    explicit Running(EagerRegion& region);
+    ~Running();
+    Running(const Running&) = delete;
+    Running& operator=(const Running&) = delete;
+
+   private:
+    EagerRegion& region_;
+    int64_t began_ns_;
+    at::AutoDispatchBelowADInplaceOrView below_;
+    c10::AutoGradMode with_gradients_{true};
+  };
 
   // Run the call, if everything that it needs is there; false, and nothing has happened, when it is to be recorded. A
   // call that returns what it writes, or nothing, needs no `returned`.
@@ -43,7 +88,6 @@ class EagerRegion {
   bool is_ready() const;
   bool begin_call();
   bool resolve(Operator& op, const c10::IValue* arguments, Operands& found);
-  void note_call();
 
   std::atomic<bool> on_{false};
   std::atomic<int> suspended_{0};

@@ -8,12 +8,14 @@
 #include <array>
 #include <tuple>
 
+#include "eager.h"
 #include "kernel.h"
 
 namespace torch_ltc {
 namespace {
 
 using at::Tensor;
+constexpr c10::DispatchKeySet kCpu(c10::DispatchKey::CPU);
 
 Tensor borrow(const Tensor& tensor) { return c10::MaybeOwnedTraits<Tensor>::createBorrow(tensor); }
 
@@ -70,6 +72,67 @@ Result taken(c10::IValue* values, Result*, std::index_sequence<0>) {
   return std::move(values[0]).to<Result>();
 }
 
+// What stands for an argument on the physical device, for the length of a call in an eager region.
+template <class T>
+struct Physical {
+  explicit Physical(const T& given) : value(given) {}
+  const T& value;
+  bool find(const T&, EagerOperands&, bool) { return true; }
+};
+
+template <>
+struct Physical<Tensor> {
+  explicit Physical(const Tensor&) {}
+  Tensor value;
+  bool find(const Tensor& given, EagerOperands& found, bool may_be_foreign) {
+    return found.add(given, may_be_foreign, value);
+  }
+};
+
+template <>
+struct Physical<std::optional<Tensor>> {
+  explicit Physical(const std::optional<Tensor>&) {}
+  std::optional<Tensor> value;
+  bool find(const std::optional<Tensor>& given, EagerOperands& found, bool) {
+    return !given || found.add(*given, false, value.emplace());
+  }
+};
+
+template <>
+struct Physical<at::TensorList> {
+  explicit Physical(const at::TensorList&) {}
+  std::vector<Tensor> value;
+  bool find(const at::TensorList& given, EagerOperands& found, bool) {
+    value.resize(given.size());
+    for (size_t i = 0; i < given.size(); ++i) {
+      if (!given[i].defined() || !found.add(given[i], false, value[i])) {
+        return false;
+      }
+    }
+    return true;
+  }
+};
+
+// True where the device has something in place of each result, which is put there.
+bool wrap(EagerOperands& found, Tensor& result) {
+  const bool defined = result.defined();
+  result = found.wrap(std::move(result));
+  return !defined || result.defined();
+}
+
+bool wrap(EagerOperands&, at::Scalar&) { return true; }
+
+bool wrap(EagerOperands& found, std::vector<Tensor>& results) {
+  found.several = true;
+  return std::all_of(results.begin(), results.end(), [&](Tensor& result) { return wrap(found, result); });
+}
+
+template <class... Items>
+bool wrap(EagerOperands& found, std::tuple<Items...>& results) {
+  found.several = true;
+  return std::apply([&](Items&... items) { return (wrap(found, items) && ...); }, results);
+}
+
 template <class T>
 struct Count : std::integral_constant<size_t, 1> {};
 template <class... Items>
@@ -84,10 +147,12 @@ struct Typed<Result(Parameters...)> {
   static constexpr bool kWrites = std::is_void_v<Result> || std::is_lvalue_reference_v<Result>;
 
   Operator* op;
+  c10::TypedOperatorHandle<Result(Parameters...)> handle;
 
   Result operator()(Parameters... parameters) const {
+    const bool at_once = eager_region().on() && op->versions.empty() && eager_region().may_run(*op);
     if constexpr (kWrites) {
-      if (!hit(nullptr, parameters...)) {
+      if (!(at_once && run(static_cast<void*>(nullptr), parameters...)) && !hit(nullptr, parameters...)) {
         python(parameters...);
       }
       if constexpr (!std::is_void_v<Result>) {
@@ -95,6 +160,12 @@ struct Typed<Result(Parameters...)> {
       }
     } else {
       constexpr std::make_index_sequence<Count<Result>::value> places{};
+      if (at_once) {
+        Result result;
+        if (run(&result, parameters...)) {
+          return result;
+        }
+      }
       Values returned;
       if (hit(&returned, parameters...)) {
         return taken(returned.data(), static_cast<Result*>(nullptr), places);
@@ -105,6 +176,40 @@ struct Typed<Result(Parameters...)> {
   }
 
  private:
+  // Run the call in an eager region; false when it is to be recorded.
+  template <class Into, class... Given>
+  bool run(Into* result, const Given&... given) const {
+    EagerOperands found;
+    std::tuple<Physical<Given>...> physical{Physical<Given>(given)...};
+    {
+      Locked locked(recorder().lock);
+      if (!eager_region().is_undisturbed() || !resolve(found, physical, std::index_sequence_for<Given...>{}, given...)) {
+        return false;
+      }
+      eager_region().note_call(op->reads);
+    }
+    const auto call = [&](auto&... at_hand) -> Result { return handle.redispatch(kCpu, at_hand.value...); };
+    if constexpr (kWrites) {
+      const EagerRegion::Running running(eager_region());
+      std::apply(call, physical);
+      return true;
+    } else {
+      {
+        const EagerRegion::Running running(eager_region());
+        *result = std::apply(call, physical);
+      }
+      const bool wrapped = wrap(found, *result);
+      // A layout that the device has not: Python does the call, of which nothing is left.
+      TORCH_CHECK(wrapped || !op->random, op->name, ": its result is no plain tensor");
+      return wrapped;
+    }
+  }
+
+  template <class Rooms, size_t... places, class... Given>
+  bool resolve(EagerOperands& found, Rooms& physical, std::index_sequence<places...>, const Given&... given) const {
+    return (std::get<places>(physical).find(given, found, op->copies && !op->writes[places]) && ...);
+  }
+
   template <class... Given>
   bool hit(Values* returned, const Given&... given) const {
     if (op->python_only) {
@@ -151,7 +256,7 @@ bool make(const c10::FunctionSchema& real, Operator* op, std::optional<torch::Cp
       real.returns().size() == inferred.returns().size() && !c10::findSchemaDifferences(inferred, real) &&
       is_called_so<Signature>(op->handle);
   if (fits) {
-    made.emplace(Kernel{op});
+    made.emplace(Kernel{op, op->handle.typed<Signature>()});
   }
   return fits;
 }
@@ -169,6 +274,7 @@ using List = at::TensorList;
 using S = const at::Scalar&;
 using Scalars = at::ArrayRef<at::Scalar>;
 using Ints = at::IntArrayRef;
+using Axis = std::optional<int64_t>;
 using Dims = at::OptionalIntArrayRef;
 using Dtype = std::optional<at::ScalarType>;
 using Made = std::vector<Tensor>;
@@ -190,6 +296,12 @@ std::optional<torch::CppFunction> typed_kernel(Operator* op) {
         Tensor(T, int64_t, std::optional<int64_t>, std::optional<int64_t>, int64_t),
         Tensor(T, Ints, int64_t, int64_t), Tensor(T, Ints, int64_t, int64_t, int64_t, int64_t),
         Tensor(T, T, int64_t, bool, bool), Tensor(T, T, int64_t, int64_t, bool), Three(T, T, T, std::array<bool, 3>),
+        at::Scalar(T), Tensor(T, Axis, bool), Tensor(T, T, int64_t), Tensor(T, T, T, int64_t), Tensor(List, int64_t),
+        Tensor(T, T, int64_t, double), Tensor(T, T, T, int64_t, double), Made(T, int64_t), Made(T, int64_t, int64_t),
+        Two(T, T, Maybe, int64_t, int64_t), Tensor(T, T, T, Maybe, int64_t, int64_t, T),
+        Tensor(T, T, Maybe, Ints, Ints, Ints, bool, Ints, int64_t), Two(T, Ints, Ints, Ints, Ints, bool),
+        Two(T, T, T, double, bool, Maybe, std::optional<double>),
+        Three(T, Maybe, Maybe, Maybe, Maybe, bool, double, double),
         Two(T, T, T, std::array<bool, 2>), Three(T, Ints, Maybe, Maybe, double),
         Three(T, T, Ints, T, T, Maybe, Maybe, std::array<bool, 3>), Made(List), Made(List, S), Made(List, List),
         Made(List, List, S), Made(List, Scalars)>(real, op);

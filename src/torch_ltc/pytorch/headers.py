@@ -82,6 +82,8 @@ table.add(
            names=("findSchemaOrThrow", "redispatchBoxed", "callBoxed")),
     Header("ATen/core/grad_mode.h", "whether gradients are wanted", "the hit path", _STABLE),
     Header("ATen/ops/mm.h", "products of matrices", "the hit path", _STABLE),
+    Header("ATen/ops/linear_native.h", "linear as PyTorch composes it", "eager regions", _STABLE),
+    Header("ATen/ops/matmul_native.h", "matmul as PyTorch composes it", "eager regions", _STABLE),
     Header("ATen/ops/empty_like.h", "noise of dropout", "the hit path", _STABLE),
     Header("ATen/ops/zeros_like.h", "masks of attention", "the hit path", _STABLE),
     Header("c10/core/MemoryFormat.h", "strides of images", "the hit path", _STABLE,

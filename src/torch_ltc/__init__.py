@@ -50,8 +50,9 @@ from torch_ltc.distributed import rank_check as _rank_check  # noqa: F401  adds 
 from torch_ltc.execute.async_item import AsyncItem, async_item
 from torch_ltc.execute.no_sync import allow_sync, no_sync
 from torch_ltc.extract_compiled_graph import extract_compiled_graph
-from torch_ltc.libraries import attention as _attention  # noqa: F401  changes flex_attention
+from torch_ltc.libraries import attention as _attention  # noqa: F401  changes attention of nested tensors
 from torch_ltc.libraries import dynamo as _dynamo  # noqa: F401  changes torch.compile
+from torch_ltc.libraries import flex_attention as _flex_attention  # noqa: F401  changes flex_attention
 from torch_ltc.libraries import huggingface as _huggingface
 from torch_ltc.libraries import lightning as _lightning
 from torch_ltc.libraries import safetensors as _safetensors

@@ -89,7 +89,8 @@ class CompileEvent:
 
     `reason` is the cache miss that led to it, when something that was compiled before did not fit, with the user's line
     (`source`) and the short name of the `cause`; `out_of_process` is True when the compiler process did it; `promoted`
-    names the integers and numbers of the program that have become run-time inputs.
+    names the integers and numbers of the program that have become run-time inputs; `remark` is what the backend says of
+    its code.
     """
 
     program: int
@@ -100,6 +101,7 @@ class CompileEvent:
     promoted: str = ""
     cause: str = ""
     source: Source | None = None
+    remark: str = ""
 
     @property
     def elsewhere(self) -> bool:
@@ -110,12 +112,14 @@ class CompileEvent:
 
 @dataclass(frozen=True, slots=True)
 class LoadEvent:
-    """The executable that an earlier process compiled was loaded from `folder`."""
+    """The executable that an earlier process compiled was loaded from `folder`; `remark` is what the backend says of
+    its code."""
 
     program: int
     backend: str
     duration_s: float
     folder: str
+    remark: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ Nothing is compiled here: the graph runs with PyTorch's kernels.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -13,13 +14,17 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 
 import torch_ltc
 from tests.support.backends import record
 from torch_ltc.backends.inductor import InductorBackend
+from torch_ltc.backends.inductor import flex_attention as kernels
 from torch_ltc.backends.inductor.graph import Built, build
 from torch_ltc.config import settings
 from torch_ltc.errors import CompileError
+from torch_ltc.lowering.flex_attention import FORWARD
+from torch_ltc.lowering.flex_attention import attend as eager_form
 from torch_ltc.lowering.functional_computation import CompiledPart, inputs_at_risk
 from torch_ltc.lowering.lower import functional_form
 from torch_ltc.lowering.partition import partition
@@ -582,3 +587,47 @@ def test_layouts_stay_as_recorded_where_a_call_depends_on_them() -> None:
 
     images, weight = torch.randn(2, 3, 8, 8), torch.randn(4, 3, 3, 3)
     assert channels_last_clones(graph_of(strided, images, weight)) == []
+
+
+# ---- attention ------------------------------------------------------------------------------------------------------
+
+
+def attend(*tensors: Tensor, sums: bool = False, index: Any = lambda row, column: row - column + 4) -> list[Tensor]:
+    """`flex_attention` with a bias for each distance."""
+    query, key, value, bias = tensors
+    torch._dynamo.reset()
+
+    def score(score: Any, batch: Any, head: Any, row: Any, column: Any) -> Any:
+        return score + bias[index(row, column)]
+
+    out, more = flex_attention(query, key, value, score_mod=score, return_aux=AuxRequest(lse=True))
+    return [out, more.lse] if sums else [out]
+
+
+def _operands() -> list[Tensor]:
+    torch.manual_seed(0)
+    return [*[torch.randn(1, 2, 5, 4) for _ in range(3)], torch.randn(9)]
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_inductors_kernel_computes_flex_attention_where_it_gives_all_that_is_wanted() -> None:
+    def functions(built: Built) -> set[Any]:
+        return {node.target for node in built.module.graph.nodes} & {kernels.attend_by_kernel, eager_form}
+
+    if kernels.has_cpu_template():
+        assert functions(graph_of(attend, *_operands())) == {kernels.attend_by_kernel}
+    built = graph_of(functools.partial(attend, sums=True), *_operands())
+    assert functions(built) == {eager_form}
+    assert functions(build(functional(attend, *_operands()), by_kernel=False)) == {eager_form}
+    with_doubles = [operand.double() for operand in _operands()]
+    assert functions(graph_of(attend, *with_doubles)) == {eager_form}
+    for one, other in zip(built.module(*_operands()), attend(*_operands(), sums=True)):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_attention_that_may_index_out_of_range_is_left_to_its_kernel() -> None:
+    unknown = functools.partial(attend, index=lambda row, column: (row + column).sqrt().int())
+    for function, supported in ((attend, True), (unknown, False)):
+        [call] = [call for call in functional(function, *_operands()).calls if call.op is FORWARD]
+        assert InductorBackend().supports(call) is supported

@@ -9,8 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import torch_ltc
 from tests.ecosystem.support import compare
 from tests.semantics.support import observe
+from torch_ltc.events import SyncReason
 from torch_ltc.libraries.dynamo import RecordedGraph, compile_graph
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("fresh_dynamo")]
@@ -87,6 +89,63 @@ def test_autocast_and_checkpointing_inside_of_compiled_code() -> None:
 
     for one, other in zip(run("ltc"), run("cpu"), strict=True):
         torch.testing.assert_close(one.cpu(), other, rtol=0, atol=0)
+
+
+def test_a_compiled_step_with_its_optimizer_is_that_of_eager() -> None:
+    def train(device: str) -> list[Tensor]:
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        model = nn.Linear(3, 2).to(device)
+        optimizer = torch.optim.Adam(model.parameters())
+
+        def step(rows: Tensor) -> Tensor:
+            optimizer.zero_grad()
+            loss = model(rows).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        compiled = torch.compile(step) if device == "ltc" else step
+        rows = torch.linspace(-1, 1, 12).view(4, 3).to(device)
+        return [*[compiled(rows) for _ in range(4)], *model.parameters()]
+
+    # Dynamo has the optimizer count its steps in a tensor, which rounds in another way.
+    for one, other in zip(train("ltc"), train("cpu"), strict=True):
+        torch.testing.assert_close(one.cpu(), other, rtol=1e-5, atol=1e-6)
+
+
+def test_the_step_of_an_optimizer_is_compiled_by_itself() -> None:
+    model = nn.Linear(3, 2).to("ltc")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    before, step = model.bias.detach().cpu(), torch.compile(optimizer.step)
+    with observe() as seen:
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.ones(1, 3, device="ltc")).sum().backward()
+            step()
+    # Each step ends a program, as without `torch.compile`.
+    assert [sync.reason for sync in seen.syncs].count(SyncReason.OPTIMIZER) == 3
+    assert torch.equal(model.bias.cpu(), before - 1.5)
+
+
+def test_code_that_is_compiled_may_sync_and_read() -> None:
+    @torch.compile
+    def run(x: Tensor) -> Tensor:
+        y = x * 2
+        torch_ltc.sync(wait=True)
+        torch.ltc.synchronize()
+        return y + 1 if y.sum().item() > 0 else y - 1
+
+    assert run(torch.ones(2).to("ltc")).tolist() == [3.0, 3.0]
+    assert run(-torch.ones(2).to("ltc")).tolist() == [-3.0, -3.0]
+
+
+def test_code_of_other_devices_is_one_graph_as_without_the_package() -> None:
+    @torch.compile(backend="eager", fullgraph=True)
+    def cast(x: Tensor) -> Tensor:
+        return x.to(torch.get_autocast_dtype("cpu"))
+
+    assert cast(torch.ones(2)).dtype is torch.bfloat16
 
 
 def test_inductor_still_compiles_for_other_devices(monkeypatch: pytest.MonkeyPatch) -> None:

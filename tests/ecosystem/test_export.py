@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import flex_attention
 
 import torch_ltc
 from torch_ltc.errors import LtcError
 
 pytestmark = pytest.mark.filterwarnings("ignore")
+Function = Callable[[Tensor], Tensor]
 
 
 @pytest.fixture
@@ -77,6 +83,52 @@ def test_state_that_a_program_writes_to_is_its_own() -> None:
 def test_a_function_that_is_no_single_program_is_refused() -> None:
     with pytest.raises(LtcError, match=r"no single program: aten::nonzero"):
         torch_ltc.export_program(torch.nonzero, (torch.ones(2),))
+
+
+WITHOUT_THE_PACKAGE = """
+import sys, torch
+rows, expected = torch.load(sys.argv[2])
+found = torch.export.load(sys.argv[1]).module()(rows)
+assert "torch_ltc" not in sys.modules
+assert torch.equal(found, expected), (found - expected).abs().max()
+"""
+
+
+def _lstm() -> Function:
+    layer = nn.LSTM(8, 4, batch_first=True).to("ltc")
+    return lambda rows: layer(rows)[0]
+
+
+def _flex_attention() -> Function:
+    bias = torch.randn(2, 4).to("ltc")
+
+    def attend(rows: Tensor) -> Tensor:
+        heads = rows.view(2, 2, 4, 3)
+        return flex_attention(heads, heads, heads, score_mod=lambda score, b, h, m, n: score + bias[h, m])
+
+    return attend
+
+
+@pytest.mark.parametrize("make", [_lstm, _flex_attention])
+def test_what_is_one_call_here_is_exported_as_calls_of_pytorch(make: Callable[[], Function], tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    function, rows = make(), torch.randn(2, 3, 8)
+    with torch.no_grad():
+        expected = function(rows.to("ltc")).cpu()
+    torch.export.save(torch_ltc.export_program(function, (rows,)), tmp_path / "program.pt2")
+    torch.save((rows, expected), tmp_path / "data.pt")
+    command = [sys.executable, "-c", WITHOUT_THE_PACKAGE, tmp_path / "program.pt2", tmp_path / "data.pt"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, env={**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_program_with_nested_tensors_is_refused() -> None:
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 8, batch_first=True), 1).eval().to("ltc")
+    padding = torch.tensor([[False, True]]).to("ltc")
+    with pytest.raises(LtcError, match=r"enable_nested_tensor=False"):
+        torch_ltc.export_program(lambda rows: encoder(rows, src_key_padding_mask=padding), (torch.ones(1, 2, 8),))
 
 
 @pytest.mark.compilers

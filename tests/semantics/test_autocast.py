@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._higher_order_ops.map import map as map_over
 
 import torch_ltc
 from torch_ltc.config import settings
@@ -153,6 +154,21 @@ def test_functions_of_autograd_choose_their_dtype() -> None:
     assert out.dtype is torch.float32
     out.sum().backward()
     assert x.grad is not None
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_operators_that_take_functions_see_the_region() -> None:
+    def run(device: str) -> list[Tensor]:
+        torch._dynamo.reset()
+        rows, yes = torch.ones(2, 3, 3).to(device), torch.tensor(True).to(device)
+        with torch.autocast(device, dtype=torch.bfloat16):
+            chosen = torch.cond(yes, lambda x: x @ x, lambda x: x @ x + 1, (rows[0],))
+            mapped = map_over(lambda row, other: row @ other, rows, rows[0].clone())
+        return [chosen, mapped]
+
+    for found, expected in zip(run("ltc"), run("cpu"), strict=True):
+        assert found.dtype is torch.bfloat16
+        assert torch.equal(found.cpu(), expected)
 
 
 # ---- scaling ------------------------------------------------------------------------------------------------------

@@ -103,6 +103,9 @@ def test_setting_what_is_set_already_runs_nothing() -> None:
     for name in ("mkldnn.enabled", "cudnn.benchmark"):
         get, put, _ = _SWITCHES[name]
         put(get())
+    torch.use_deterministic_algorithms(torch.are_deterministic_algorithms_enabled(), warn_only=False)
+    torch.set_default_dtype(torch.get_default_dtype())
+    torch._C._set_fp32_precision_setter("cuda", "matmul", torch._C._get_fp32_precision_getter("cuda", "matmul"))
     assert not recorder.empty
     assert x.tolist() == [2.0, 2.0]
 

@@ -19,6 +19,7 @@ import torch
 from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
+from torch_ltc.cli.block_masks import follow_block_masks
 from torch_ltc.cli.numpy_memory import NumpyMemory, storage_of
 from torch_ltc.cli.output import note
 from torch_ltc.formatting import count_text
@@ -108,6 +109,7 @@ def placement() -> Iterator[None]:
     try:
         with Patches() as patches, _Placement():
             _follow_modules(patches)
+            follow_block_masks(patches)
             _share_arrays(patches)
             _follow_threads(patches)
             _save_as_cpu(patches)

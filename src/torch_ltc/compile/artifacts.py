@@ -120,7 +120,8 @@ def _load(context: ArtifactContext, entry: CachedProgram, path: str, data: bytes
         context.store.drop(path)
         return []
     specializations.install_loaded(entry, backend, path, executable)
-    return [LoadEvent(program.identity, backend.name, time.perf_counter() - began, context.store.folder)]
+    took_s = time.perf_counter() - began
+    return [LoadEvent(program.identity, backend.name, took_s, context.store.folder, executable.remark)]
 
 
 @dataclass(frozen=True, slots=True)

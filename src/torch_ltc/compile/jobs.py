@@ -127,7 +127,7 @@ class CompileJob:
             return self._failed(error)
         specializations.install(request, executable)
         self.move(State.COMPILED, f"compiled by {backend.name}")
-        self._announce(time.perf_counter() - began, out_of_process=data is not None)
+        self._announce(time.perf_counter() - began, data is not None, executable.remark)
         if executable.note:
             deferred.add_warning(executable.note)
         if self.context.store.folder:
@@ -145,7 +145,7 @@ class CompileJob:
         refuse(self.entry, self.backend, made, self.context.strict)
         return False
 
-    def _announce(self, duration_s: float, out_of_process: bool) -> None:
+    def _announce(self, duration_s: float, out_of_process: bool, remark: str) -> None:
         request, miss = self.request, self.request.miss
         event = CompileEvent(
             request.program.identity,
@@ -156,6 +156,7 @@ class CompileJob:
             request.promoted,
             miss.cause,
             miss.source if miss.text else None,
+            remark,
         )
         emit(event)
 

@@ -157,6 +157,8 @@ def _program_text(row: ProgramRow, recording: Recording, newness: Newness | None
     lines = [f"program {row.identity}: {counts}; {count_text(row.syncs, 'sync')}, {count_text(row.runs, 'run')}"]
     lines.append(f"  {_state(row)}")
     lines.append(f"  compile states: {' > '.join(row.states)}" + (f" ({row.state_reason})" if row.state_reason else ""))
+    if row.remark:
+        lines.append(f"  {row.remark}")
     if row.capture:
         lines.append(f"  {row.capture}; {count_text(row.replays, 'replay')}")
     if explanation is not None:

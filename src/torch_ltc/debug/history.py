@@ -312,6 +312,7 @@ class History:
         now = time.perf_counter()
         with self._lock:
             row = self._program(event.program)
+            row.remark = event.remark or row.remark
             loaded = isinstance(event, LoadEvent)
             number = 0
             if loaded:
@@ -425,6 +426,7 @@ class History:
             capture=row.capture,
             replays=row.replays,
             choice=row.choice,
+            remark=row.remark,
         )
 
     def _compile_row(self, compiled: Compilation) -> CompileRow:

@@ -95,6 +95,8 @@ class ProgramRow:
     replays: int = 0
     # The form that was kept by measurement, with the times of all that were measured.
     choice: str = ""
+    # What the backend said of the code that it compiled last.
+    remark: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ class ProgramFigures:
     __slots__ = (
         "identity", "program", "calls", "inputs", "outputs", "site", "reason", "syncs", "runs", "interpreted", "failed",
         "backend", "compiles", "loads", "record_s", "compile_s", "run_s", "interpreted_s", "refused", "explanation",
-        "states", "state_reason", "capture", "replays", "choice", "_compared",
+        "states", "state_reason", "capture", "replays", "choice", "remark", "_compared",
     )  # fmt: skip
 
     def __init__(self, identity: int) -> None:
@@ -35,6 +35,7 @@ class ProgramFigures:
         self.capture = ""
         self.replays = 0
         self.choice = ""
+        self.remark = ""
         self.explanation: Explanation | None = None
         self._compared: Compared | None = None
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from torch_ltc.config import settings
+from torch_ltc.pytorch.higher_order import pass_over
 from torch_ltc.pytorch.patches import registers, replaces
 from torch_ltc.pytorch.private import (
     AUTOCAST,
@@ -206,6 +207,8 @@ def _register() -> Callable[[], None]:
     # Kernels are taken out when their library is collected.
     everything: Any = torch.library.Library("_", "IMPL")
     everything.fallback(torch.library.fallthrough_kernel, _KEY)
+    # Operators that take functions, as `torch.cond`: they have a list of the keys that they pass over.
+    stop = pass_over(_KEY)
     library: Any = torch.library.Library("aten", "IMPL")
     for name, op in operators().items():
         policies = {physical: policy(name, physical) for physical in ("cpu", "cuda")}
@@ -214,6 +217,7 @@ def _register() -> Callable[[], None]:
     def take_out() -> None:
         library.m.reset()
         everything.m.reset()
+        stop()
 
     return take_out
 

@@ -15,6 +15,7 @@ import torch
 from torch_ltc.device.kernels import Kernel, make_kernel
 from torch_ltc.device.other_layouts import run_on_physical_device
 from torch_ltc.errors import UnsupportedLayoutError
+from torch_ltc.lowering.own_operators import define
 from torch_ltc.record.call_site import current_source
 
 aten = torch.ops.aten
@@ -22,15 +23,11 @@ aten = torch.ops.aten
 _VALID = "_ltc_valid"
 
 
-def _define_layer() -> torch.library.Library:
+def _define_layer() -> None:
     """The operator `torch_ltc::encoder_layer`: `aten::_transformer_encoder_layer_fwd` on the valid positions."""
-    library = torch.library.Library("torch_ltc", "FRAGMENT")
     schema = str(aten._transformer_encoder_layer_fwd.default._schema)
-    library.define("encoder_layer(Tensor src, Tensor valid, " + schema.split(", ", maxsplit=1)[1])
-    for key in ("CPU", "CUDA"):
-        library.impl("encoder_layer", _run_layer, key)
-    library.impl("encoder_layer", _infer_layer, "Meta")
-    return library
+    rest = schema.split(", ", maxsplit=1)[1]
+    define(f"encoder_layer(Tensor src, Tensor valid, {rest}", _run_layer, _infer_layer, ("CPU", "CUDA"), nested=True)
 
 
 def _infer_layer(src: torch.Tensor, *rest: Any) -> torch.Tensor:
@@ -44,7 +41,7 @@ def _run_layer(src: torch.Tensor, valid: torch.Tensor, *rest: Any) -> torch.Tens
     return padded
 
 
-_library = _define_layer()
+_define_layer()
 _layer = make_kernel(aten._transformer_encoder_layer_fwd.default)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from torch_ltc.device.kernels import Kernel, make_kernel, on_cpu
+from torch_ltc.lowering.own_operators import define
 from torch_ltc.pytorch.private import mkldnn_enabled
 
 aten = torch.ops.aten
@@ -176,17 +177,14 @@ def _use_onednn(x: torch.Tensor, projected: bool) -> bool:
     return x.dtype is torch.float16 and bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
 
 
-def _define_layer() -> torch.library.Library:
+def _define_layer() -> None:
     """The operator `torch_ltc::lstm_layer`: `aten::mkldnn_rnn_layer` as it is where no gradients are wanted.
 
     Its kernel asks the thread whether they are, and computes with other last bits; programs run with gradients wanted.
     """
-    library = torch.library.Library("torch_ltc", "FRAGMENT")
     arguments = str(aten.mkldnn_rnn_layer.default._schema).partition("(")[2].partition(" -> ")[0]
-    library.define(f"lstm_layer({arguments} -> (Tensor, Tensor, Tensor)")
-    library.impl("lstm_layer", _run_layer, "CPU")
-    library.impl("lstm_layer", lambda *args: aten.mkldnn_rnn_layer.default(*args)[:3], "Meta")
-    return library
+    schema = f"lstm_layer({arguments} -> (Tensor, Tensor, Tensor)"
+    define(schema, _run_layer, lambda *args: aten.mkldnn_rnn_layer.default(*args)[:3])
 
 
 def _run_layer(*args: Any) -> Any:
@@ -194,7 +192,7 @@ def _run_layer(*args: Any) -> Any:
         return aten.mkldnn_rnn_layer.default(*args)[:3]
 
 
-_library = _define_layer()
+_define_layer()
 _layer = make_kernel(aten.mkldnn_rnn_layer.default)
 
 

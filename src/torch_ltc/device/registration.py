@@ -137,7 +137,7 @@ class _GuardBehindHooks:
     """A block in which hooks of tensors may raise; signals wait meanwhile."""
 
     _lock = threading.Lock()
-    _blocks = 0
+    blocks = 0
 
     def __enter__(self) -> None:
         self._deferred = signals_deferred()
@@ -146,8 +146,8 @@ class _GuardBehindHooks:
 
     def _count(self, more: int) -> None:
         with _GuardBehindHooks._lock:
-            _GuardBehindHooks._blocks += more
-            _Guard.type_ = _type_behind_hooks if _GuardBehindHooks._blocks else _type_in_c
+            _GuardBehindHooks.blocks += more
+            _Guard.type_ = _type_behind_hooks if _GuardBehindHooks.blocks else _type_in_c
 
     def __exit__(self, *error: Any) -> None:
         self._count(-1)

@@ -15,7 +15,7 @@ from torch_ltc.events import SyncReason
 from torch_ltc.execute.executor import executor
 from torch_ltc.execute.sync import cut
 from torch_ltc.pytorch.patches import replaces
-from torch_ltc.pytorch.switches import SETTERS, TorchState, getter_of
+from torch_ltc.pytorch.switches import SETTERS, TorchState, changes_by
 from torch_ltc.record.recorder import recorder
 from torch_ltc.shapes.inference import clear_inference_cache
 
@@ -40,12 +40,13 @@ def _look_again() -> None:
         cut(SyncReason.STATE, then=enter)
 
 
-def _set_one(getter: Callable[[], Any] | None) -> Callable[[Any], Any]:
-    """Replacement of a function that sets what `getter` reads."""
+def _set_one(changes: Callable[..., bool]) -> Callable[[Any], Any]:
+    """Replacement of a function that sets a switch; `changes` takes what it takes."""
 
     def around(original: Any) -> Any:
         def changed(*args: Any, **kwargs: Any) -> Any:
-            if getter is None or kwargs or getter() not in (args, args[0]):
+            # Dynamo sets several to what they are whenever it has traced something.
+            if changes(*args, **kwargs):
                 _run_pending()
             try:
                 return original(*args, **kwargs)
@@ -57,10 +58,8 @@ def _set_one(getter: Callable[[], Any] | None) -> Callable[[Any], Any]:
     return around
 
 
-for _path in SETTERS:
-    replaces(_path)(_set_one(getter_of(_path)))
-replaces("torch.set_default_dtype")(_set_one(None))
-replaces("torch.set_default_tensor_type")(_set_one(None))
+for _path in (*SETTERS, "torch.set_default_dtype", "torch.set_default_tensor_type"):
+    replaces(_path)(_set_one(changes_by(_path)))
 
 
 @replaces("torch.backends.ContextProp.__set__")

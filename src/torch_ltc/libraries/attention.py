@@ -1,10 +1,7 @@
-"""Attention of `torch.nn.attention` and `torch.nested` on the device.
+"""Attention of nested tensors with the jagged layout.
 
-PyTorch's eager form of `flex_attention` is recorded, forward and backward.
-
-Attention of nested tensors with the jagged layout goes, on the CPU, by way of strided nested tensors, which the device
-does not hold. It is one recorded call here, on values and offsets, that does on the physical tensors what eager does;
-its backward is another.
+On the CPU it goes by way of strided nested tensors. It is one recorded call here, on values and offsets, that does on
+the physical tensors what eager does; its backward is another.
 """
 
 from __future__ import annotations
@@ -18,24 +15,13 @@ from torch.nn import functional as F
 
 from torch_ltc.config import settings
 from torch_ltc.errors import LtcError
+from torch_ltc.lowering.own_operators import define, differentiate
 from torch_ltc.pytorch.nested import check_attention, from_values, with_autograd
 from torch_ltc.pytorch.patches import replaces
 from torch_ltc.record.call_site import current_source
 
 __all__: list[str] = []
 
-
-@replaces("torch.nn.attention.flex_attention._validate_device")
-def _validate_device(original: Callable[[Tensor, Tensor, Tensor], None]) -> Callable[[Tensor, Tensor, Tensor], None]:
-    def validate(query: Tensor, key: Tensor, value: Tensor) -> None:
-        # The list of devices is of those that Inductor has kernels for.
-        if query.device.type != "ltc":
-            original(query, key, value)
-
-    return validate
-
-
-# ---- the jagged layout ----------------------------------------------------------------------------------------------
 
 _ARGUMENTS = "Tensor query, Tensor key, Tensor value, Tensor offsets, Tensor key_offsets, float? scale"
 
@@ -78,22 +64,15 @@ def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     return (*gradients, None, None, None)
 
 
-def _define() -> torch.library.Library:
+def _define() -> None:
     """The operators `torch_ltc::jagged_attention` and `torch_ltc::jagged_attention_backward`."""
-    library = torch.library.Library("torch_ltc", "FRAGMENT")
-    library.define(f"jagged_attention({_ARGUMENTS}) -> Tensor")
-    library.define(f"jagged_attention_backward(Tensor grad, {_ARGUMENTS}) -> (Tensor, Tensor, Tensor)")
-    for name, kernel, infer in (
-        ("jagged_attention", _attend, _infer),
-        ("jagged_attention_backward", _attend_backward, _infer_backward),
-    ):
-        library.impl(name, kernel, "CPU")
-        library.impl(name, infer, "Meta")
-    torch.library.register_autograd("torch_ltc::jagged_attention", _differentiate, setup_context=_save, lib=library)
-    return library
+    forward = define(f"jagged_attention({_ARGUMENTS}) -> Tensor", _attend, _infer, nested=True)
+    backward = f"jagged_attention_backward(Tensor grad, {_ARGUMENTS}) -> (Tensor, Tensor, Tensor)"
+    define(backward, _attend_backward, _infer_backward, nested=True)
+    differentiate(forward, _differentiate, _save)
 
 
-_library = _define()
+_define()
 
 
 @replaces("torch.nested._internal.ops.jagged_scaled_dot_product_attention")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -17,6 +18,7 @@ from typing import Any, Literal
 import torch
 from torch.fx import GraphModule
 
+from torch_ltc import errors
 from torch_ltc.errors import DeviceMismatchError
 from torch_ltc.events import FallbackEvent, SyncReason, subscribe
 from torch_ltc.execute.eager_region import eager_regions
@@ -24,8 +26,9 @@ from torch_ltc.execute.pending import pending_inputs, publish, run_published
 from torch_ltc.execute.sync import cut
 from torch_ltc.libraries.imports import when_imported
 from torch_ltc.program.spec import spec_of
-from torch_ltc.pytorch.patches import replaces
+from torch_ltc.pytorch.patches import registers, replaces
 from torch_ltc.pytorch.private import pytree
+from torch_ltc.pytorch.table import TRACING
 from torch_ltc.record.buffer import buffer_of, physical_device
 
 __all__ = ["compile_graph"]
@@ -70,6 +73,30 @@ def _record_later(graph: GraphModule, inputs: Sequence[Any]) -> Callable[..., An
     compiler: Any = importlib.import_module("functorch.compile")
     boxed: Callable[..., Any] = compiler.make_boxed_func(RecordedGraph(graph).__call__)
     return boxed
+
+
+def _adapt_tracing(dynamo: Any) -> None:
+    """Dynamo rewrites no code of this package, which runs between and inside of compiled code: recording and syncs
+    would be traced half-way. It still looks into functions that stand for PyTorch's. What `torch.get_autocast_dtype`
+    returns stays a constant."""
+    rules, functions = dynamo.trace_rules, importlib.import_module("torch._dynamo.variables.torch")
+    check_file, package = rules.check_file, os.path.join(os.path.dirname(errors.__file__), "")
+
+    def check(filename: str | None, is_inlined_call: bool = False) -> Any:
+        if not is_inlined_call and filename is not None and filename.startswith(package):
+            return rules.SkipResult(True, "it is a file of torch_ltc")
+        return check_file(filename, is_inlined_call)
+
+    rules.check_file = check
+    functions.constant_fold_functions[torch.get_autocast_dtype] = None
+    rules.torch_name_rule_map.append({"torch.get_autocast_dtype": functions.TorchInGraphFunctionVariable})
+    rules.get_torch_obj_rule_map.cache_clear()
+
+
+@registers(TRACING)
+def _adapt() -> Callable[[], None]:
+    when_imported("torch._dynamo", _adapt_tracing)
+    return lambda: None
 
 
 # By its name, also where the package was not installed, and its entry point is not known.

@@ -16,6 +16,7 @@ from torch_ltc.execute.pending import pending_entry_for, pending_inputs
 from torch_ltc.execute.sync import cut
 from torch_ltc.lowering.interface import Arguments
 from torch_ltc.lowering.kernel_call import run_call
+from torch_ltc.lowering.own_operators import composition, uses_nested_tensors
 from torch_ltc.program.instruction import Program
 from torch_ltc.pytorch.private import pytree
 from torch_ltc.record.buffer import buffer_of, physical_device
@@ -31,7 +32,8 @@ def export_program(
     of it; those that it writes to stay changed from call to call.
 
     With `package`, AOTInductor compiles it into a file of this name (".pt2"), which C++ and `torch._inductor` load.
-    Raises LtcError when a call of the function must run at once: there is no program then.
+    Raises LtcError when a call of the function must run at once, as there is no program then, or is one on nested
+    tensors.
     """
     lazy = [arg.detach().to("ltc") if isinstance(arg, torch.Tensor) else arg for arg in args]
     cut(SyncReason.JIT)
@@ -50,6 +52,7 @@ def export_program(
         )
     module = _RecordedProgram(returned, lazy)
     cut(SyncReason.JIT)
+    _refuse_nested_tensors(module.program)
     physical = physical_device()
     given = tuple(arg.detach().to(physical) if isinstance(arg, torch.Tensor) else arg for arg in args)
     exported = torch.export.export(module, given)
@@ -59,6 +62,16 @@ def export_program(
     return exported
 
 
+def _refuse_nested_tensors(program: Program) -> None:
+    for call in program.calls:
+        if uses_nested_tensors(call.op):
+            raise LtcError(
+                f"{call.name} computes in nested tensors, which torch.export does not take",
+                source=str(call.source),
+                hint="pad the sequences; nn.TransformerEncoder(..., enable_nested_tensor=False)",
+            )
+
+
 class _RecordedProgram(torch.nn.Module):
     """The pending program with PyTorch's own operators, on the physical device."""
 
@@ -66,12 +79,12 @@ class _RecordedProgram(torch.nn.Module):
         super().__init__()
         leaves, self._structure = pytree.tree_flatten(returned)
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        self._program: Program = pending_entry_for(tensors).program
+        self.program: Program = pending_entry_for(tensors).program
         # Of each leaf the number of its value; what is no tensor is itself.
-        numbers = iter(self._program.outputs)
+        numbers = iter(self.program.outputs)
         self._leaves = [(next(numbers), None) if isinstance(leaf, torch.Tensor) else (-1, leaf) for leaf in leaves]
         identities, values = pending_inputs()
-        count = len(self._program.inputs)
+        count = len(self.program.inputs)
         self._numbers = values[count:]
         position = {buffer_of(arg).identity: i for i, arg in enumerate(lazy) if isinstance(arg, torch.Tensor)}
         # Of each input its argument, or the name of the buffer that holds it.
@@ -90,14 +103,14 @@ class _RecordedProgram(torch.nn.Module):
     def forward(self, *args: Any) -> Any:
         """Run the program."""
         values: dict[int, Any] = {}
-        for instruction, source in zip(self._program.inputs, self._sources, strict=True):
+        for instruction, source in zip(self.program.inputs, self._sources, strict=True):
             tensor = getattr(self, source) if isinstance(source, str) else args[source]
             spec = instruction.spec
             if (tuple(tensor.size()), tensor.stride()) != (spec.size, spec.stride):
                 tensor = tensor.as_strided(spec.size, spec.stride, spec.offset)
             values[instruction.number] = tensor
         arguments = Arguments([], self._numbers, None, physical_device())  # type: ignore[arg-type]
-        for call in self._program.calls:
-            values.update(run_call(call, values.__getitem__, arguments))
+        for call in self.program.calls:
+            values.update(run_call(call, values.__getitem__, arguments, composition(call.op)))
         results = [values[number] if number >= 0 else leaf for number, leaf in self._leaves]
         return pytree.tree_unflatten(results, self._structure)

@@ -70,10 +70,14 @@ def plain_call(call: Call, symbols: Mapping[str, int]) -> Call:
     return replace(call, args=tuple([plain(operand) for operand in call.args]), kwargs=named)
 
 
-def run_call(call: Call, value_of: Lookup, arguments: Arguments) -> dict[int, Any]:
-    """Run the call; its results by value number."""
+def run_call(
+    call: Call, value_of: Lookup, arguments: Arguments, kernel: Callable[..., Any] | None = None
+) -> dict[int, Any]:
+    """Run the call, or `kernel` in place of its operator; its results by value number."""
     args = [fill(operand, value_of, arguments) for operand in call.args]
     kwargs = {name: fill(operand, value_of, arguments) for name, operand in call.kwargs.items()}
+    if kernel is not None:
+        return _numbered(call, kernel(*args, **kwargs))
     return run_filled(call, args, kwargs)
 
 
@@ -86,6 +90,11 @@ def run_filled(call: Call, args: list[Any], kwargs: dict[str, Any]) -> dict[int,
         if call.mutated or not make_room(error):
             raise
         made = call_kernel(call.op, args, kwargs)
+    return _numbered(call, made)
+
+
+def _numbered(call: Call, made: Any) -> dict[int, Any]:
+    """What a kernel returned, laid out as recorded, by value number."""
     results = flatten_results(made, call)
     copied = call.layout.copied or ()
     return {

@@ -53,6 +53,12 @@ class Executable:
         # True once it is no longer kept.
         self.dropped = False
 
+    @property
+    def remark(self) -> str:
+        """What the backend says of its code."""
+        remarks = [getattr(function, "remark", "") for function in self.computation.functions]
+        return "; ".join(dict.fromkeys(filter(None, remarks)))
+
     def fits(self, numbers: Sequence[object]) -> bool:
         """True when these run-time numbers are those it was made for."""
         return all(same_number(numbers[slot], value) for slot, value in self.fixed)

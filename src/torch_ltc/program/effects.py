@@ -83,10 +83,18 @@ def operator_may_fail(name: str, schema: object) -> bool:
     return plain not in _SAFE or plain in _REFUSES_NUMBERS
 
 
+def _says_so(call: Call) -> bool:
+    """True for an operator of this package whose last argument says whether the call may fail."""
+    arguments = call.op._schema.arguments
+    return call.op.namespace == "torch_ltc" and bool(arguments) and arguments[-1].name == "may_fail"
+
+
 def may_fail(call: Call) -> bool:
     """True unless it is known that this call's success does not depend on data."""
     name = call.op._schema.name
     plain = name.removeprefix("aten::")
+    if _says_so(call):
+        return bool(call.args[-1])
     if not operator_may_fail(name, call.op._schema):
         return False
     if plain in _SAFE:

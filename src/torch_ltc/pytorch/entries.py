@@ -150,6 +150,9 @@ def resolve(path: str) -> Any:
     for end, part in enumerate(parts[1:], 2):
         if isinstance(found, ModuleType) and not hasattr(found, part):
             importlib.import_module(".".join(parts[:end]))
+        elif not hasattr(found, part):
+            # A package may have something else under the name of a module of its own.
+            found = sys.modules.get(".".join(parts[: end - 1]), found)
         found = getattr(found, part)
     return found
 

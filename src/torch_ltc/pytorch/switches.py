@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["GETTERS", "SETTERS", "TorchState", "getter_of"]
+__all__ = ["GETTERS", "SETTERS", "TorchState", "changes_by"]
 
 # Of each of these `torch._C` has a function that reads it (`_get_`) and one that sets it (`_set_`).
 _FLAGS = (
@@ -47,12 +47,45 @@ SETTERS = (
 )
 
 
-def getter_of(setter: str) -> Callable[[], Any] | None:
-    """The function that reads what this one of `SETTERS` sets, if there is one without arguments."""
-    found: Callable[[], Any] | None = None
+def _changes_determinism(mode: bool, *, warn_only: bool = False) -> bool:
+    return (mode, warn_only) != (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
+
+
+def _changes_precision(backend: str, op: str, precision: str) -> bool:
+    return torch._C._get_fp32_precision_getter(backend, op) != precision
+
+
+def _changes_dtype(d: torch.dtype) -> bool:
+    return torch.get_default_dtype() is not d
+
+
+_CHANGES: dict[str, Callable[..., bool]] = {
+    "torch._C._set_deterministic_algorithms": _changes_determinism,
+    "torch._C._set_fp32_precision_setter": _changes_precision,
+    "torch.set_default_dtype": _changes_dtype,
+}
+
+
+def changes_by(setter: str) -> Callable[..., bool]:
+    """A function that says, of the arguments of the function with this path, whether that would change anything; where
+    nothing is known, that it would."""
+    known = _CHANGES.get(setter)
+    getter: Callable[[], Any] | None = None
     if setter.rpartition("._set_")[2] in (*_FLAGS, *_OF_LIBRARIES):
-        found = getattr(torch._C, setter.rpartition(".")[2].replace("_set_", "_get_", 1), None)
-    return found
+        getter = getattr(torch._C, setter.rpartition(".")[2].replace("_set_", "_get_", 1), None)
+    if known is None and getter is not None:
+
+        def known(*values: Any) -> bool:
+            return getter() not in (values, values[0])
+
+    return known or _always
+
+
+def _always(*values: Any, **named: Any) -> bool:
+    return True
 
 
 def _matmul_precision() -> str | None:

@@ -181,6 +181,27 @@ table.add(
               check=takes("exported_program")),
     Interface("torch._dynamo.backends.common.aot_autograd", "graphs of forward and backward",
               "`torch.compile(backend='ltc')`", check=_exists),
+    Interface("torch._dynamo.trace_rules.check_file", "Dynamo rewrites no code of this package",
+              "`torch.compile` of a whole step", check=takes("filename", "is_inlined_call")),
+    Interface("torch._dynamo.trace_rules.SkipResult", "the answer of the same", "`torch.compile` of a whole step",
+              check=_is_class),
+    *(Interface(f"torch._dynamo.{name}", "what `torch.get_autocast_dtype` returns is a constant to Dynamo",
+                "compiled code in autocast", check=_exists) for name in (
+        "trace_rules.torch_name_rule_map", "trace_rules.get_torch_obj_rule_map.cache_clear",
+        "variables.torch.constant_fold_functions", "variables.torch.TorchInGraphFunctionVariable")),
+    *(Interface(f"torch._higher_order_ops.flex_attention.{name}", why, "`flex_attention`") for name, why in (
+        ("flex_attention", "the operator that takes functions"),
+        ("flex_attention_backward", "its backward"),
+        ("flex_attention_autograd", "its kernel for autograd"),
+        ("math_attention", "its eager form"),
+        ("sdpa_dense", "its eager form, laid out as the query"),
+        ("sdpa_dense_backward", "the eager form of its backward"),
+        ("create_fw_bw_graph", "traces the gradient of a function of scores"))),
+    Interface("torch._dynamo._trace_wrapped_higher_order_op.TransformGetItemToIndex",
+              "indexing by tensors in functions of scores", "`flex_attention` with captured tensors", check=_is_class),
+    *(Interface(f"torch._ops.{name}", "operators that take functions pass over autocast",
+                "`torch.cond` under autocast", check=_exists) for name in (
+        "_HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS", "_higher_order_ops")),
     Interface("torch._sym_sqrt", "`math.sqrt` of a symbolic number, and others so named", "symbolic sizes"),
 )
 # ---- private interfaces: autograd, modules, modes, testing --------------------------------------------------------
@@ -246,6 +267,8 @@ OPTIMIZER_HOOK = "a hook after every `optimizer.step()`"
 DISTRIBUTED_BACKEND = "the backend `ltc` of `torch.distributed`, and kernels of the operators `c10d::*`"
 PROCESS_TRANSFER = "reducers of `torch.Tensor` and `torch.nn.Parameter` in `multiprocessing.reduction.ForkingPickler`"
 SCALER_HOOK = "a hook before every `optimizer.step()`"
+TRACING = "a rule of Dynamo: it rewrites no code of this package"
+FLEX_ATTENTION = "kernels of the operator behind `flex_attention`"
 AUTOCAST_KERNELS = "kernels of `AutocastPrivateUse1`, and a fallthrough for all other operators"
 PIN_MEMORY = "the CPU kernel of `aten::_pin_memory`"
 COMPOSITE_GRADIENTS = "kernels of `aten::linear_backward`, `aten::matmul_backward` on all devices"
@@ -258,6 +281,9 @@ table.add(
     Registration(PROCESS_TRANSFER, "tensors of the device travel as copies on the CPU; others as they did",
                  "tensors of the device on queues, in workers of a DataLoader"),
     Registration(SCALER_HOOK, "counts of a step that `GradScaler` left out are put right", "`GradScaler` with Adam"),
+    Registration(TRACING, "recording and syncs would be traced half-way", "`torch.compile` of a whole step",
+                 reversible=False),
+    Registration(FLEX_ATTENTION, "it is one recorded call", "it is recorded call by call, and fails under autocast"),
     Registration(AUTOCAST_KERNELS, "the lists of the physical device", "`torch.autocast('ltc')`"),
     Registration(PIN_MEMORY, "`pin_memory=True` while `ltc` is the accelerator", "pinned batches", _CALLERS),
     Registration(COMPOSITE_GRADIENTS, "PyTorch has none: programs with composite `linear` need them",

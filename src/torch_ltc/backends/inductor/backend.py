@@ -30,9 +30,11 @@ from torch_ltc.backends.inductor.private import (
     select_decomp_table,
 )
 from torch_ltc.backends.inductor.random_state import random_state_left_alone
+from torch_ltc.backends.inductor.recomputation import NOTHING, Recomputed, recompute
 from torch_ltc.errors import CompileError
 from torch_ltc.lowering.backend_data import BackendData
 from torch_ltc.lowering.decomposition_tables import list_operators, only_ours
+from torch_ltc.lowering.flex_attention import BACKWARD, FORWARD
 from torch_ltc.lowering.interface import Backend, Form
 from torch_ltc.lowering.kernel_call import laid_out
 from torch_ltc.lowering.serialize import dump_data, load_own_data
@@ -79,6 +81,8 @@ class InductorBackend(Backend):
         # Settings of `torch._inductor.config`, by name, that count for programs compiled from now on. Those that the
         # user's thread has set do not reach the thread that compiles.
         self.options: dict[str, Any] = {}
+        # Whether training steps on the CPU compute some values again instead of keeping them.
+        self.recomputes = True
 
     def initialize_aten_bindings(self) -> None:
         """Have Inductor make now, on the thread of whoever chose it, the one graph for which it uses PyTorch's symbolic
@@ -91,6 +95,8 @@ class InductorBackend(Backend):
 
     def supports(self, call: Call) -> bool:
         """Everything but calls whose data could end the process."""
+        if call.op in (FORWARD, BACKWARD):
+            return not super().may_fail(call)
         return not (divides_by_zero(call) or (indexes_unknown(call) and not _left_to_kernel(call.op)))
 
     def may_fail(self, call: Call) -> bool:
@@ -107,11 +113,11 @@ class InductorBackend(Backend):
         options = {**_PATCHES, **self.options}
         try:
             try:
-                return _compiled(program, options)
+                return self._compiled(program, options)
             except Exception as error:
                 if _AT_EXIT not in str(error):
                     raise
-                return _compiled(program, {**options, "compile_threads": 1})
+                return self._compiled(program, {**options, "compile_threads": 1})
         except CompileError:
             raise
         except Exception as error:
@@ -133,19 +139,35 @@ class InductorBackend(Backend):
         """The processor, and the options."""
         portable = inductor_config.save_config_portable()
         options = {**_PATCHES, **self.options}
-        return f"{torch.backends.cpu.get_cpu_capability()} {options} {sorted(portable.items())} numbers on device"
+        switches = f"numbers on device, recomputes: {self.recomputes}"
+        return f"{torch.backends.cpu.get_cpu_capability()} {options} {sorted(portable.items())} {switches}"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"options": self.options}
+        return {"options": self.options, "recomputes": self.recomputes}
+
+    def _compiled(self, program: Program, options: Mapping[str, Any]) -> InductorFunction:
+        recomputes = self.recomputes and program.device.type == "cpu"
+        if not any(call.op is FORWARD for call in program.calls):
+            return _compiled(program, options, recomputes, by_kernel=False)
+        try:
+            return _compiled(program, options, recomputes, by_kernel=True)
+        except Exception:
+            # Each version of its kernel for attention has sizes and functions that it does not take.
+            return _compiled(program, options, recomputes, by_kernel=False)
 
 
-def _compiled(program: Program, options: Mapping[str, Any]) -> InductorFunction:
-    built = build(program)
+def _compiled(program: Program, options: Mapping[str, Any], recomputes: bool, by_kernel: bool) -> InductorFunction:
+    built = build(program, by_kernel)
     readable = built.module.code
     codes: list[Any] = []
 
-    def inner_compile(*args: Any, **kwargs: Any) -> Any:
-        codes.append(compile_fx_inner(*args, **kwargs))
+    recomputed = NOTHING
+
+    def inner_compile(module: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal recomputed
+        if recomputes:
+            recomputed = recompute(module)
+        codes.append(compile_fx_inner(module, *args, **kwargs))
         return codes[-1]
 
     with (
@@ -165,7 +187,8 @@ def _compiled(program: Program, options: Mapping[str, Any]) -> InductorFunction:
     graph = codes[0] if len(codes) == 1 else None
     direct = direct_call(graph)
     run = direct or (lambda given: compiled(*given))
-    return InductorFunction(Interface.of(program, built, symbolic.guards()), run, source or readable, graph)
+    interface = Interface.of(program, built, symbolic.guards(), recomputed)
+    return InductorFunction(interface, run, source or readable, graph)
 
 
 class _Composite(Mapping[OpOverload, Callable[..., Any]]):
@@ -226,9 +249,12 @@ class Interface:
     symbols: tuple[str, ...] = ()
     guards: tuple[str, ...] = ()
     shapes: tuple[tuple[int, SymbolicShape], ...] = ()
+    recomputed: Recomputed = NOTHING
 
     @classmethod
-    def of(cls, program: Program, built: Built, guards: tuple[str, ...] = ()) -> Interface:
+    def of(
+        cls, program: Program, built: Built, guards: tuple[str, ...] = (), recomputed: Recomputed = NOTHING
+    ) -> Interface:
         """That of a program and the graph that was made of it."""
         specs = tuple([i.spec for i in program.inputs] + [i.spec for i in program.numbers])
         updated = frozenset(update.input for update in program.updates)
@@ -236,7 +262,7 @@ class Interface:
         names = tuple(symbol.name for symbol in program.symbols)
         known = program.symbolic_shapes
         shapes = tuple((n, known[i.number]) for n, i in enumerate(program.inputs) if i.number in known)
-        return cls(specs, strides, updated, _places(program, built), built.checked, names, guards, shapes)
+        return cls(specs, strides, updated, _places(program, built), built.checked, names, guards, shapes, recomputed)
 
     def with_symbols(self, symbols: Mapping[str, int]) -> Interface:
         """The same for a program in which the symbols are these."""
@@ -269,6 +295,11 @@ class InductorFunction:
     def guards(self) -> tuple[str, ...]:
         """Conditions on the symbols under which the code is right."""
         return self.interface.guards
+
+    @property
+    def remark(self) -> str:
+        """What is computed again, and what memory that saves."""
+        return self.interface.recomputed.text
 
     def bind(self, symbols: Mapping[str, int]) -> InductorFunction:
         """The same code for a program in which the symbols are these."""

@@ -16,6 +16,7 @@ import torch
 from torch import fx
 
 from torch_ltc.backends.inductor.channels_last import ChannelsLast
+from torch_ltc.backends.inductor.flex_attention import FlexAttention
 from torch_ltc.backends.inductor.partial_updates import keep_where
 from torch_ltc.backends.inductor.preconditions import (
     Divides,
@@ -48,15 +49,16 @@ class Built:
     checked: bool
 
 
-def build(program: Program) -> Built:
-    """The graph of `program`. Its placeholders are the inputs, then the numbers, then the symbols."""
-    return _Builder(program).build()
+def build(program: Program, by_kernel: bool = True) -> Built:
+    """The graph of `program`. Its placeholders are the inputs, then the numbers, then the symbols. With `by_kernel`
+    attention is left to Inductor's kernel for it, where it has one."""
+    return _Builder(program, by_kernel).build()
 
 
 class _Builder:
     """Holds the graph while it grows."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, by_kernel: bool) -> None:
         self._program = program
         self._specs = program.specs()
         self._shapes = _shapes(program, self._specs)
@@ -73,6 +75,7 @@ class _Builder:
         # Positions that a call of the program has found: those of the largest elements, for the backward of pooling.
         self._found = {call.numbers[1] for call in program.calls if call.op is aten.max_pool2d_with_indices.default}
         self._layout = ChannelsLast(program, self._specs)
+        self._attention = FlexAttention(program, by_kernel)
 
     def build(self) -> Built:
         """The finished graph."""
@@ -112,7 +115,7 @@ class _Builder:
             # Inductor may lay an intermediate out in another way than was recorded, and a view of that be illegal.
             node = self._call(aten.reshape.default, *args[:2])
         else:
-            node = self._call(call.op, *(_kept_zeros(call, args)), **kwargs)
+            node = self._call(self._attention.function(call), *(_kept_zeros(call, args)), **kwargs)
         self._bind(call, node)
         for number in self._layout.follow(call):
             self._nodes[number] = self._call(aten.clone.default, self._nodes[number], memory_format=_CONTIGUOUS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 
 import torch
 from torch._dynamo.convert_frame import compile_lock
@@ -13,6 +14,7 @@ from torch._inductor.async_compile import AsyncCompile
 from torch._inductor.codecache import CppPythonBindingsCodeCache, PyCodeCache
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from torch._inductor.decomposition import select_decomp_table
+from torch._inductor.kernel.flex.flex_cpu import check_cpu_supported
 from torch._inductor.loop_body import InterpreterShim
 from torch._inductor.output_code import CompiledFxGraph
 from torch._inductor.runtime.cache_dir_utils import cache_dir
@@ -28,6 +30,8 @@ __all__ = [
     "inductor_config", "inductor_lowering", "select_decomp_table",
 ]  # fmt: skip
 
+# Whether there is a kernel for `flex_attention` on this processor.
+has_cpu_template: Callable[[], bool] = check_cpu_supported
 # The address of the function by which a kernel gets at the data of a tensor.
 data_pointer_function: int = torch._C._dynamo.guards._torchinductor_pyobject_tensor_data_ptr  # type: ignore[attr-defined]
 
@@ -56,6 +60,7 @@ table.add(
     Interface("torch._inductor.compile_fx.compile_fx_inner", "compiles a graph; its result holds the code", _ALL),
     Interface("torch._inductor.decomposition.select_decomp_table", "asks what Inductor decomposes",
               "checks of data in kernels"),
+    Interface("torch._inductor.kernel.flex.flex_cpu.check_cpu_supported", "asks for a kernel", "`flex_attention`"),
     Interface("torch._inductor.loop_body.InterpreterShim._dummy_gm", "makes it while nothing else is traced",
               "modules called on other threads"),
     Interface("torch._inductor.output_code.CompiledFxGraph", "the compiled code", _DISK, check=lambda kind: {

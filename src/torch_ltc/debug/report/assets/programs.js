@@ -93,6 +93,7 @@ function showProgram(identity, scroll = true) {
       ],
       ["a run takes", runTimes(program)],
       ["chosen", program.choice ?? ""],
+      ["its code", program.remark ?? ""],
       ["graphs", program.capture ?? ""],
       ["a recording takes", program.syncs ? seconds(program.record_s / program.syncs) : ""],
       [

@@ -24,6 +24,8 @@ _FLAGS = (
     "cublas_allow_fp16_accumulation",
     "cublas_allow_fp16_reduced_precision_reduction",
     "cublas_allow_bf16_reduced_precision_reduction",
+    # Not in every version.
+    *(name for name in ("cudnn_depthwise_kernel",) if hasattr(torch._C, f"_get_{name}")),
 )
 # Switches of kernels that compiled programs call, too, and that leave no trace in the programs.
 _OF_LIBRARIES = (

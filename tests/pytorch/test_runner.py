@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.pytorch import report, run, stand_ins
+from tests.pytorch import on_purpose, report, run, stand_ins
 from tests.pytorch.known_failures import Kind, Known
 from tests.pytorch.records import LATE, LATE_WARNING, Outcome, Record, chosen
 
@@ -300,3 +300,20 @@ def test_files_of_an_older_pytorch_are_worded_anew() -> None:
         "with subtest_ctx(self), sample_ctx(self):",
     )
     assert stand_ins.reworded("\n".join(old)) == "\n".join(new)
+
+
+def test_what_the_originals_tests_say_of_it_is_found_in_them_or_said_to_be_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    known = on_purpose.Difference("test_small", "counter == 2", "counter == 1", "counted otherwise")
+    monkeypatch.setattr(on_purpose, "DIFFERENCES", (known,))
+    assert on_purpose.reworded("test_small", "assert counter == 2") == "assert counter == 1"
+    assert on_purpose.reworded("test_other", "assert counter == 2") == "assert counter == 2"
+    with pytest.raises(ValueError, match="does not say"):
+        on_purpose.reworded("test_small", "assert counter == 3")
+
+
+def test_the_page_names_what_differs_from_the_original_on_purpose() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "conformance.md").read_text()
+    for each in on_purpose.DIFFERENCES:
+        assert f"| `{each.file}` | {each.reason} |" in page

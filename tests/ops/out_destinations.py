@@ -198,3 +198,42 @@ def differences(name: str) -> Iterator[tuple[str, str]]:
         found = write(name, arguments, targets, "cpu").difference(write(name, arguments, targets, "ltc"))
         if found is not None:
             yield kind, found
+
+
+def shared(name: str) -> Iterator[tuple[str, Arguments, torch.Tensor]]:
+    """Calls of the operator whose target lies on an operand: where it lies, the arguments, the target."""
+    arguments, result = sample_of(name)
+    given = arguments.input
+    if not (isinstance(result, torch.Tensor) and isinstance(given, torch.Tensor) and given.layout is torch.strided):
+        return
+    count, size, written = given.numel(), result.size(), result.numel()
+    if given.dtype != result.dtype or not count or not written:
+        return
+    base = torch.zeros(count + 8, dtype=given.dtype)
+    base[2 : count + 2] = given.reshape(-1)
+    window = base[2 : count + 2]
+    moved = Arguments(window.view(given.size()), arguments.args, arguments.kwargs)
+    if size == given.size():
+        yield "on the input", moved, window.view(size)
+    else:
+        yield "on the input, of another size", moved, window
+    if written <= count + 5:
+        yield "beside the input", moved, base[3 : written + 3].view(size)
+    if size == given.size() and given.dim() > 1 and given.size(0) == given.size(1):
+        yield "on the input, turned", moved, moved.input.transpose(0, 1)
+    for other in arguments.args:
+        if isinstance(other, torch.Tensor) and other.size() == size and other.dtype == result.dtype:
+            yield "on another operand", moved, other
+            return
+
+
+def shared_differences(name: str) -> Iterator[tuple[str, str]]:
+    """Where a target lies on an operand for which the device differs from eager, and how."""
+    try:
+        calls = list(shared(name))
+    except LookupError:
+        return
+    for kind, arguments, target in calls:
+        found = write(name, arguments, target, "cpu").difference(write(name, arguments, target, "ltc"))
+        if found is not None:
+            yield kind, found

@@ -207,6 +207,81 @@ REFUSED_NUMBERS |= {
 }
 
 
+def _mask(device: str, length: int, dtype: torch.dtype = _BOOL) -> torch.Tensor:
+    return torch.ones(length, dtype=dtype, device=device)
+
+
+def _put(rows: tuple[int, ...], *values: int, dtype: torch.dtype = torch.float32) -> Callable[[str], object]:
+    """Values written into five rows of four through masks of these lengths."""
+
+    def call(device: str) -> object:
+        masks = [_mask(device, length) for length in rows]
+        return torch.zeros(5, 4, device=device).index_put_(masks, torch.ones(values, dtype=dtype, device=device))
+
+    return call
+
+
+def _lengths(device: str, data: torch.dtype = torch.float32, lengths: torch.dtype = _LONG, **options: object) -> object:
+    lengths_given = torch.tensor([2, 2], dtype=lengths, device=device)
+    return torch.segment_reduce(
+        torch.zeros(4, dtype=data, device=device), lengths=lengths_given, **{"reduce": "max", **options}
+    )
+
+
+REFUSED_NUMBERS |= {
+    "writing through a mask of another length": lambda device: torch.zeros(5, device=device).__setitem__(
+        _mask(device, 3), 1.0
+    ),
+    "writing through a mask of bytes of another length": lambda device: torch.zeros(5, device=device).__setitem__(
+        _mask(device, 3, torch.uint8), 1.0
+    ),
+    "index_put, a mask of another length": lambda device: torch.index_put(
+        torch.zeros(5, device=device), (_mask(device, 3),), torch.ones(3, device=device)
+    ),
+    "index_put_, a mask, values of another dtype": _put((5,), 5, 4, dtype=torch.float64),
+    "index_put_, more masks than dimensions": _put((5, 4, 3), 3),
+    "index_put_, a mask, values of too many dimensions": _put((5,), 2, 5, 4),
+    "index_put_, a mask, values that fit no number of rows": _put((5,), 3),
+    "index_put_, a mask, values of another width": _put((5,), 5, 3),
+    "segment_reduce, no kernel for the data": lambda device: _lengths(device, data=_LONG),
+    "segment_reduce, no kernel for the lengths": lambda device: _lengths(device, lengths=torch.float32),
+    "segment_reduce, no such reduction": lambda device: _lengths(device, reduce="most"),
+}
+
+
+FITTING = {
+    "values": (lambda x, mask, index: x.index_put((mask,), torch.arange(8.0).view(2, 4).to(x.device)), 2),
+    "one value": (lambda x, mask, index: x.index_put((mask,), torch.tensor(7.0).to(x.device)), 2),
+    "a row": (lambda x, mask, index: x.index_put((mask,), torch.arange(4.0).to(x.device)), 2),
+    "a mask and indices": (lambda x, mask, index: x.index_put((mask, index), torch.ones(3).to(x.device)), 3),
+    "a mask that is expanded": (
+        lambda x, mask, index: x.index_put((mask[:1].expand(5),), torch.ones(5, 4).to(x.device)), 1
+    ),
+    "expanded values": (
+        lambda x, mask, index: x.index_put((mask,), torch.ones(1).to(x.device).expand(2, 4)), 2
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FITTING)
+def test_what_fits_the_number_of_true_elements_is_written_as_in_eager(name: str) -> None:
+    call, count = FITTING[name]
+    given = torch.zeros(5, 4), torch.arange(5) < count, torch.tensor([0, 2, 1])
+    expected = call(*given)
+    assert torch.equal(call(*(each.to("ltc") for each in given)).cpu(), expected)
+
+
+@pytest.mark.parametrize("name", ["values", "a mask and indices"])
+def test_what_does_not_fit_the_number_of_true_elements_is_refused_when_it_runs(name: str) -> None:
+    call, count = FITTING[name]
+    given = torch.zeros(5, 4), torch.arange(5) < count + 1, torch.tensor([0, 2, 1])
+    with pytest.raises(Exception, match="shape mismatch") as eager:
+        call(*given)
+    made = call(*(each.to("ltc") for each in given))
+    with pytest.raises(type(eager.value), match="shape mismatch"):
+        made.cpu()
+
+
 REFUSED_NUMBERS |= {
     f"{name}, a complex number in a tensor": lambda device, name=name: getattr(torch, name)(
         *([torch.ones(2, device=device)] for _ in range(3)), torch.tensor([1j])
@@ -217,8 +292,8 @@ REFUSED_NUMBERS |= {
 
 @pytest.mark.parametrize("name", REFUSED_NUMBERS)
 def test_numbers_are_refused_at_the_call_as_in_eager(name: str) -> None:
-    with pytest.raises(RuntimeError) as eager:
+    with pytest.raises((RuntimeError, IndexError)) as eager:
         REFUSED_NUMBERS[name]("cpu")
-    with pytest.raises(RuntimeError) as ours:
+    with pytest.raises(type(eager.value)) as ours:
         REFUSED_NUMBERS[name]("ltc")
     assert str(ours.value).splitlines()[0] == str(eager.value).splitlines()[0]

@@ -21,7 +21,7 @@ from torch.testing._internal.opinfo import core
 
 import torch_ltc
 from tests.pytorch import stand_ins
-from tests.pytorch.records import LATE, Outcome, Record
+from tests.pytorch.records import LATE, LATE_WARNING, Outcome, Record
 from torch_ltc.errors import ExecutionError, LtcError
 
 DEVICE = "ltc"
@@ -52,25 +52,51 @@ DATA_ERRORS = frozenset(
 """Operators whose errors may depend on the values of their arguments: only these may raise them at the sync."""
 
 
-class LateErrors:
-    """While a test runs on the device: a block that is to raise, and did not yet, ends with a sync.
+class Late:
+    """While a test runs on the device: a block that is to raise or to warn, and did not yet, ends with a sync.
 
-    Errors that depend on data are raised at the next sync or read, as on other asynchronous devices, and many tests
-    read nothing. An error of an operator that is not in `DATA_ERRORS` is not accepted: eager's shapes and dtypes alone
-    would have raised it at the call.
+    Errors that depend on data are raised at the next sync or read, as on other asynchronous devices, kernels warn when
+    they run, and many tests read nothing. An error of an operator that is not in `DATA_ERRORS` is not accepted: eager's
+    shapes and dtypes alone would have raised it at the call.
     """
 
     def __init__(self) -> None:
         self.seen: set[str] = set()
+        self.warned = False
 
     @contextlib.contextmanager
     def accepted(self) -> Iterator[None]:
-        """Within this, every `assertRaises` ends with a sync."""
-        with mock.patch.object(unittest.case._AssertRaisesContext, "__exit__", self._exit):
+        """Within this, every `assertRaises` and `assertWarns` ends with a sync."""
+        with (
+            mock.patch.object(unittest.case._AssertRaisesContext, "__exit__", self._raises_exit),
+            mock.patch.object(unittest.case._AssertWarnsContext, "__exit__", self._warns_exit),
+        ):
             yield
 
     @property
-    def _exit(self) -> Callable[..., bool | None]:
+    def message(self) -> str:
+        """What was late, for a test that passes."""
+        if self.seen:
+            return f"{LATE}: {', '.join(sorted(self.seen))}"
+        return LATE_WARNING if self.warned else ""
+
+    @property
+    def _warns_exit(self) -> Callable[..., None]:
+        original, late = unittest.case._AssertWarnsContext.__exit__, self
+
+        def has_warned(context):
+            return any(isinstance(warning.message, context.expected) for warning in context.warnings)
+
+        def at_exit(context, kind, error, trace):
+            if kind is None and not has_warned(context):
+                torch_ltc.sync(wait=True)
+                late.warned = late.warned or has_warned(context)
+            original(context, kind, error, trace)
+
+        return at_exit
+
+    @property
+    def _raises_exit(self) -> Callable[..., bool | None]:
         original, late = unittest.case._AssertRaisesContext.__exit__, self
 
         def at_exit(context, kind, error, trace):
@@ -177,11 +203,11 @@ def run_pair(pair: Pair, before_device: Callable[[], None]) -> Record:
     if pair.device is None:
         return Record(pair.name, Outcome.CPU_ONLY, "not made for other devices", cpu_s=cpu_s)
     before_device()
-    late = LateErrors()
+    late = Late()
     with late.accepted():
         outcome, message, trace = run_test(pair.device)
-    if outcome is Outcome.PASS and late.seen:
-        message = f"{LATE}: {', '.join(sorted(late.seen))}"
+    if outcome is Outcome.PASS:
+        message = late.message
     device_s = time.perf_counter() - start_s - cpu_s
     if outcome is Outcome.SKIPPED:
         outcome = Outcome.CPU_ONLY

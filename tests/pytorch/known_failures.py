@@ -29,8 +29,6 @@ class Known:
         return file == self.file and any(fnmatchcase(record.name, pattern) for pattern in self.patterns)
 
 
-_TEXT = "the text of a program is another, on purpose"
-
 KNOWN_FAILURES: tuple[Known, ...] = (
     Known(
         "test_indexing",
@@ -145,35 +143,5 @@ KNOWN_FAILURES: tuple[Known, ...] = (
         ("TestSparseAnyCPU.test_binary_operation_mul_SparseCSR_cpu_bool",),
         Kind.ARTEFACT,
         "the database leaves out on the CPU, by name, what fails there; it fails on the device alike",
-    ),
-    Known("lazy/test_functionalization", ("*.test_data_assign",), Kind.DECISION, _TEXT),
-    Known(
-        "lazy/test_functionalization",
-        ("*.test_lazy_init_with_view",),
-        Kind.DECISION,
-        "SyncedTensorsWithIR is 1: no second tensor is synced for the functional wrapper, which is not there",
-    ),
-    Known(
-        "lazy/test_generator",
-        ("*.test_generator_causes_multiple_compiles",),
-        Kind.DECISION,
-        "a generator of the caller's is drawn from at once: another seed is not another program",
-    ),
-    Known("lazy/test_meta_kernel", ("*.test_add_invalid_device",), Kind.DECISION, "the message is eager's, on purpose"),
-    Known(
-        "lazy/test_ts_opinfo",
-        tuple(
-            f"TestLazyOpInfoCPU.test_dispatched_to_lazy_{name}_cpu_float32"
-            for name in ("as_strided_*", "clamp", "expand_copy", "norm*", "slice_scatter", "uniform", "view_copy")
-        ),
-        Kind.DECISION,
-        "names of counters: no suffix _symint, clamp does not fall back, norm and uniform are linalg_vector_norm and "
-        "uniform_",
-    ),
-    Known(
-        "lazy/test_ts_opinfo",
-        ("TestLazyOpInfoCPU.test_correctness_*std_*",),
-        Kind.ARTEFACT,
-        "a sample that 2.6 did not have: the deviation of no elements is NaN, which the test does not take for equal",
     ),
 )

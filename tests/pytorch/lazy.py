@@ -1,6 +1,7 @@
 """The tests of the original, `test/lazy`, with `torch._lazy` replaced by this package; inside a worker process.
 
-Owns the modules that stand in for those of the original, and the loading of such a file. Device "lazy" is "ltc" there.
+Owns the modules that stand in for those of the original, and the loading of such a file. Device "lazy" is "ltc" there,
+and what is otherwise on purpose stands in a table of its own.
 """
 
 import re
@@ -14,7 +15,7 @@ from types import ModuleType, SimpleNamespace
 import torch
 
 import torch_ltc
-from tests.pytorch import harness
+from tests.pytorch import harness, on_purpose
 from tests.pytorch._lazy import mark_step
 from tests.pytorch.records import Record
 from torch_ltc import extract_compiled_graph, metrics
@@ -26,7 +27,8 @@ def load(path: Path) -> ModuleType:
     """The module of a test file of the original, which finds this package where it looks for its own."""
     _install()
     # Of the counters' names, "lazy" is a part here too.
-    return harness.execute(path, re.sub(r'(?<!else )"lazy"', '"ltc"', path.read_text()))
+    text = re.sub(r'(?<!else )"lazy"', '"ltc"', path.read_text())
+    return harness.execute(path, on_purpose.reworded(path.stem, text))
 
 
 def tests(module: ModuleType) -> Iterator[unittest.TestCase]:

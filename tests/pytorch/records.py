@@ -14,7 +14,8 @@ DEVICE = "device"
 """Lines of a journal beside records: the file is loaded, a test begins, the CPU has passed and the device begins."""
 
 LATE = "an error that depends on data came at the sync"
-"""How the message of a test begins that passes, but for the moment of an error."""
+LATE_WARNING = "the warning of a kernel came at the sync"
+"""How the message of a test begins that passes, but for the moment of an error or a warning."""
 
 
 class Outcome(enum.Enum):

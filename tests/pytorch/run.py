@@ -21,7 +21,7 @@ from tests.pytorch.files import FILES, FULL, LAZY, SAMPLED
 from tests.pytorch.records import BATCH, BEGIN, DEVICE, LOADED, Outcome, Record, chosen
 from tests.pytorch.workers import Workers
 
-LOG_LINES = 30
+LOG_LINES = 100
 
 
 @dataclass(frozen=True)

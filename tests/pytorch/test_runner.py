@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.pytorch import report, run, stand_ins
+from tests.pytorch import on_purpose, report, run, stand_ins
 from tests.pytorch.known_failures import Kind, Known
-from tests.pytorch.records import LATE, Outcome, Record, chosen
+from tests.pytorch.records import LATE, LATE_WARNING, Outcome, Record, chosen
 
 TESTS = """
 import os, time, unittest
@@ -48,6 +48,16 @@ class TestThings(TestCase):
     def test_late_error_of_data(self, device):
         with self.assertRaisesRegex(IndexError, "out of"):
             torch.zeros(2, device=device)[torch.tensor([7], device=device)]
+
+    def test_late_warning(self, device):
+        x = torch.zeros(1, device=device).expand(3)
+        with self.assertWarnsRegex(UserWarning, "expanded tensors"):
+            x.index_fill_(0, torch.tensor([0], device=device), 1.0)
+
+    def test_warning_that_never_comes(self, device):
+        x = torch.zeros(1, device=device).expand(3)
+        with self.assertWarnsRegex(UserWarning, "expanded tensors"):
+            (x if self.device_type == "cpu" else x.clone()).index_fill_(0, torch.tensor([0], device=device), 1.0)
 
     def test_error_that_never_comes(self, device):
         with self.assertRaises(RuntimeError):
@@ -130,15 +140,18 @@ def test_each_test_has_its_own_outcome(records: dict[str, Record]) -> None:
         "test_hang_cpu": Outcome.TIMEOUT,
         "test_late_error_cpu": Outcome.FAIL,
         "test_late_error_of_data_cpu": Outcome.PASS,
+        "test_late_warning_cpu": Outcome.PASS,
         "test_of_the_cpu_cpu": Outcome.CPU_ONLY,
         "test_right_cpu_float32": Outcome.PASS,
         "test_right_cpu_int64": Outcome.PASS,
         "test_skipped_cpu": Outcome.SKIPPED,
+        "test_warning_that_never_comes_cpu": Outcome.FAIL,
         "test_wrong_cpu": Outcome.FAIL,
         "test_wrong_on_cpu_cpu": Outcome.CPU_FAILS,
     }
     assert "said by the test" in records["test_wrong_cpu"].message
     assert records["test_late_error_of_data_cpu"].message == f"{LATE}: aten::index.Tensor"
+    assert records["test_late_warning_cpu"].message == LATE_WARNING
     assert "Aborted" in records["test_crash_cpu"].trace
 
 
@@ -249,9 +262,12 @@ def test_a_report_of_some_files_leaves_what_the_page_says_of_others(tmp_path: Pa
     page = tmp_path / "page.md"
     page.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n")
     passed, late = Record("T.test_a", Outcome.PASS), Record("T.test_b", Outcome.PASS, f"{LATE}: aten::embedding")
+    warned = Record("T.test_d", Outcome.PASS, LATE_WARNING)
     failed = Record("T.test_c", Outcome.FAIL, "why")
     report.write(page, {"test_nn": [failed, passed], "test_complex": [passed]}, "2.6", "every test")
-    report.write(page, {"test_view_ops": [failed], "test_complex": [late, passed], "test_masked": []}, "2.6", "some")
+    report.write(
+        page, {"test_view_ops": [failed], "test_complex": [late, warned, passed], "test_masked": []}, "2.6", "some"
+    )
     lines = page.read_text().splitlines()
     assert lines[0] == "before"
     assert lines[-1] == "after"
@@ -260,9 +276,9 @@ def test_a_report_of_some_files_leaves_what_the_page_says_of_others(tmp_path: Pa
     assert [line for line in lines if line.startswith(("| `", "| all"))] == [
         "| `test_view_ops` | 0 | 1 | 0 | 0 | 0 | 0 | 0 | 0 | 0.0 % |",
         "| `test_nn` | 1 | 1 | 0 | 0 | 0 | 0 | 0 | 0 | 50.0 % |",
-        "| `test_complex` | 2 | 0 | 0 | 0 | 0 | 0 | 0 | 1 | 100.0 % |",
+        "| `test_complex` | 3 | 0 | 0 | 0 | 0 | 0 | 0 | 2 | 100.0 % |",
         "| `test_masked` | does not load with this PyTorch |",
-        "| all | 3 | 2 | 0 | 0 | 0 | 0 | 0 | 1 | 60.0 % |",
+        "| all | 4 | 2 | 0 | 0 | 0 | 0 | 0 | 2 | 66.7 % |",
         "| `test_view_ops` | 1 | not looked into | why |",
         "| `test_nn` | 1 | not looked into | why |",
     ]
@@ -284,3 +300,20 @@ def test_files_of_an_older_pytorch_are_worded_anew() -> None:
         "with subtest_ctx(self), sample_ctx(self):",
     )
     assert stand_ins.reworded("\n".join(old)) == "\n".join(new)
+
+
+def test_what_the_originals_tests_say_of_it_is_found_in_them_or_said_to_be_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    known = on_purpose.Difference("test_small", "counter == 2", "counter == 1", "counted otherwise")
+    monkeypatch.setattr(on_purpose, "DIFFERENCES", (known,))
+    assert on_purpose.reworded("test_small", "assert counter == 2") == "assert counter == 1"
+    assert on_purpose.reworded("test_other", "assert counter == 2") == "assert counter == 2"
+    with pytest.raises(ValueError, match="does not say"):
+        on_purpose.reworded("test_small", "assert counter == 3")
+
+
+def test_the_page_names_what_differs_from_the_original_on_purpose() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "conformance.md").read_text()
+    for each in on_purpose.DIFFERENCES:
+        assert f"| `{each.file}` | {each.reason} |" in page

@@ -98,6 +98,30 @@ def test_gradients_of_batched_matmul_have_the_bits_of_eager(batch: tuple[int, ..
 
 
 @pytest.mark.parametrize(
+    "compute",
+    [
+        lambda x: torch.linalg.matrix_power(x, 3),
+        lambda x: x @ x + x,
+        lambda x: x + x @ x,
+        lambda x: x @ (x @ x),
+        lambda x: x @ x.mT + x,
+        lambda x: F.scaled_dot_product_attention(x, x, x) + x,
+        lambda x: F.linear(x, x[0], x[0, 0]) + x,
+        lambda x: torch.einsum("bij,bjk,bkl->bil", x, x, x),
+        lambda x: torch.bmm(x, x) + x,
+    ],
+)
+def test_gradients_of_a_tensor_that_is_both_operands_are_added_in_the_order_of_eager(compute: Any) -> None:
+    torch.manual_seed(0)
+
+    def gradient(x: Tensor, grad: Tensor) -> Tensor:
+        return torch.autograd.grad(compute(x.requires_grad_()), x, grad)[0]
+
+    for _ in range(20):
+        assert_equal_bits(*on_both(gradient, torch.randn(2, 3, 3) * 10, torch.randn(2, 3, 3)))
+
+
+@pytest.mark.parametrize(
     "shapes",
     [((4,), (4,)), ((3, 4), (4,)), ((4,), (4, 3)), ((2, 3, 4), (4, 5)), ((3, 4), (2, 4, 5)), ((2, 1, 3, 4), (5, 4, 2))],
     ids=str,

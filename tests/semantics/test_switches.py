@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from tests.semantics.support import lazy
 from torch_ltc.compile import jobs
 from torch_ltc.config import settings
 from torch_ltc.events import SyncReason
+from torch_ltc.pytorch.switches import SETTERS
 from torch_ltc.record.recorder import recorder
 
 _seen: list[Any] = []
@@ -57,15 +59,44 @@ _SWITCHES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Any]] = {
     "cudnn.enabled": _attribute(torch.backends.cudnn, "enabled", False),
     "cudnn.benchmark": _attribute(torch.backends.cudnn, "benchmark", True),
     "cudnn.deterministic": _attribute(torch.backends.cudnn, "deterministic", True),
+    "cuda.matmul.allow_fp16_accumulation": _attribute(torch.backends.cuda.matmul, "allow_fp16_accumulation", True),
+    "cuda.matmul.allow_fp16_reduced_precision_reduction": _attribute(
+        torch.backends.cuda.matmul, "allow_fp16_reduced_precision_reduction", False
+    ),
+    "cuda.matmul.allow_bf16_reduced_precision_reduction": _attribute(
+        torch.backends.cuda.matmul, "allow_bf16_reduced_precision_reduction", False
+    ),
+    "nnpack.set_flags": (torch._C._get_nnpack_enabled, torch.backends.nnpack.set_flags, False),
+    "quantized.engine": _attribute(torch.backends.quantized, "engine", "onednn"),
     "mkldnn.enabled": _attribute(torch.backends.mkldnn, "enabled", False),
     "mkldnn.deterministic": _attribute(torch.backends.mkldnn, "deterministic", True),
     "set_default_dtype": (torch.get_default_dtype, torch.set_default_dtype, torch.float64),
+    "set_default_tensor_type": (
+        lambda: torch.DoubleTensor if torch.get_default_dtype() is torch.float64 else torch.FloatTensor,
+        torch.set_default_tensor_type,
+        torch.DoubleTensor,
+    ),
     "set_num_threads": (torch.get_num_threads, torch.set_num_threads, 3),
     "set_flush_denormal": (
         lambda: (torch.tensor([1e-40], device="cpu") * 1).item() == 0.0,
         torch.set_flush_denormal,
         True,
     ),
+}
+
+if hasattr(torch.backends.cudnn, "depthwise_kernel"):
+    _SWITCHES["cudnn.depthwise_kernel"] = _attribute(torch.backends.cudnn, "depthwise_kernel", "native")
+
+
+_NOT_FOR_KERNELS = {
+    # Read at the call, above the device or when attention chooses its kernel.
+    *("_set_autograd_fallback_mode", "_set_dispatch_mode", "_set_torch_function_state", "_set_tracing_state"),
+    *("_set_math_sdp_allow_fp16_bf16_reduction", "_set_sdp_priority_order", "_set_dtensor_allow_implicit_replication"),
+    # What is said, and by whom.
+    *("_set_backcompat_broadcast_warn", "_set_backcompat_keepdim_warn", "_set_warnAlways", "_set_thread_name"),
+    # Of TorchScript's compiler, of single values of it, of tensors that are pickled, and of ROCm.
+    *("_set_graph_exec_group", "_set_graph_executor_optimize", "_set_value_trace", "_set_tensor_metadata"),
+    "_set_miopen_immediate",
 }
 
 
@@ -79,6 +110,7 @@ def _restored(name: str) -> Iterator[None]:
         put(before)
 
 
+@pytest.mark.filterwarnings("ignore:torch.set_default_tensor_type")
 @pytest.mark.parametrize("name", _SWITCHES)
 def test_a_kernel_sees_the_switch_as_it_was_at_the_call(name: str) -> None:
     get, put, value = _SWITCHES[name]
@@ -96,6 +128,32 @@ def test_a_kernel_sees_the_switch_as_it_was_at_the_call(name: str) -> None:
         torch_ltc.sync(wait=True)
     assert _seen == [before, value, before]
     assert get() == before
+
+
+def test_every_switch_that_pytorch_has_for_kernels_is_known() -> None:
+    """A new one is looked at: does a kernel read it when it runs?"""
+    flags = {
+        name for name in dir(torch._C) if name.startswith("_set_") and hasattr(torch._C, name.replace("_set_", "_get_"))
+    }
+    kept = {setter.rpartition(".")[2] for setter in SETTERS}
+    assert flags - kept == _NOT_FOR_KERNELS & flags
+
+
+@pytest.mark.parametrize(
+    "choose",
+    [
+        lambda: torch.backends.cuda.preferred_linalg_library("magma"),
+        lambda: torch.backends.cuda.preferred_blas_library("cublaslt"),
+    ],
+)
+def test_before_another_library_is_chosen_everything_recorded_has_run(choose: Callable[[], object]) -> None:
+    x = torch.ones(2, device="ltc") + 1
+    assert not recorder.empty
+    # There are none where PyTorch has no CUDA.
+    with contextlib.suppress(RuntimeError):
+        choose()
+    assert recorder.empty
+    assert x.tolist() == [2.0, 2.0]
 
 
 def test_setting_what_is_set_already_runs_nothing() -> None:
@@ -187,6 +245,20 @@ def test_the_kernel_of_attention_is_chosen_at_the_call() -> None:
     assert torch.equal(results["cpu"][1], results["ltc"][1])
 
 
+def test_whether_attention_adds_in_half_precision_counts_at_the_call() -> None:
+    query, results = torch.randn(1, 2, 32, 64).bfloat16(), {}
+    allow = torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp
+    for device in ("cpu", "ltc"):
+        q, made = query.to(device), []
+        for allowed in (False, True, False):
+            allow(allowed)
+            with sdpa_kernel(SDPBackend.MATH):
+                made.append(torch.nn.functional.scaled_dot_product_attention(q, q, q))
+        results[device] = [each.cpu() for each in made]
+    assert not torch.equal(results["cpu"][0], results["cpu"][1])
+    assert all(torch.equal(*pair) for pair in zip(results["cpu"], results["ltc"], strict=True))
+
+
 def test_choosing_a_kernel_of_attention_runs_nothing() -> None:
     q = torch.randn(1, 2, 8, 16).to("ltc")
     torch_ltc.sync(wait=True)
@@ -218,6 +290,22 @@ def test_grad_mode_inference_mode_and_default_dtype_count_at_the_call() -> None:
     assert inferred.is_inference()
     assert kept.requires_grad
     assert half.tolist() == [0.5, 0.5]
+
+
+def test_what_only_warns_of_determinism_warns_when_the_kernel_has_run() -> None:
+    x, index, source = lazy(torch.zeros(4)), lazy(torch.tensor([0, 1])), lazy(torch.ones(2))
+    with _restored("use_deterministic_algorithms"):
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        with pytest.warns(UserWarning, match="put_ does not have a deterministic implementation"):
+            x.put_(index, source)
+            torch_ltc.sync(wait=True)
+    assert x.tolist() == [1.0, 1.0, 0.0, 0.0]
+
+
+def test_the_default_device_counts_at_the_call() -> None:
+    with torch.device("ltc"):
+        inside = torch.ones(2)
+    assert (inside.device.type, torch.ones(2).device.type) == ("ltc", "cpu")
 
 
 def test_anomaly_mode_names_the_forward_call() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import pickle
@@ -9,14 +10,17 @@ import signal
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import torch
 
 from tests.support.backends import record
+from torch_ltc.compile.artifacts import Destination
 from torch_ltc.compile.background import Background
 from torch_ltc.compile.compiler_client import CompilerClient, CompilerDied
 from torch_ltc.compile.compiler_process import answer, read_message, write_message
+from torch_ltc.compile.disk_cache import Key
 from torch_ltc.lowering.gil import CompileCancelled, cooperative, yield_gil
 from torch_ltc.lowering.lower import Executable, lower
 from torch_ltc.lowering.registry import registry
@@ -228,6 +232,39 @@ def test_the_process_answers_and_is_ended(process: CompilerClient) -> None:
     assert process.pid is None
     with pytest.raises(CompilerDied):
         process.request(b"nonsense")
+
+
+_SLOW_BOOT = (
+    "import sys, time; time.sleep(1); sys.path[:] = {path!r}; from torch_ltc.compile import compiler_process; "
+    "compiler_process.answer = lambda request: compiler_process.Answer(b'made'); "
+    "compiler_process.main()  # {niceness}"
+)
+
+
+def test_a_request_of_a_run_that_ends_before_the_compiler_has_started_is_answered_to_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More than a pipe takes by itself, and the end of the pipe right behind it."""
+    monkeypatch.setattr("torch_ltc.compile.compiler_client._BOOT", _SLOW_BOOT)
+    place = Destination(str(tmp_path / "kept"), 1 << 20, Key("name", "text"), LONG_S)
+    client, began = CompilerClient(), time.monotonic()
+    message = pickle.dumps(("versions", b"x" * 300_000, place))
+
+    def ask() -> None:
+        with contextlib.suppress(CompilerDied, CompileCancelled):
+            client.request(message, lasting=True)
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    while client.pid is None:
+        time.sleep(0.001)
+    time.sleep(0.2)
+    client.close()
+    while not (tmp_path / "kept").exists() and time.monotonic() < began + LONG_S:
+        time.sleep(0.05)
+    thread.join(LONG_S)
+    assert not thread.is_alive()
+    assert [path.suffix for path in (tmp_path / "kept").iterdir()] == [".ltc"]
 
 
 def test_no_process_without_an_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:

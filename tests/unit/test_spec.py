@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from torch_ltc.program.spec import contiguous_strides, interned_count, make_spec, row_major, spec_of
+from torch_ltc.program import spec as specs
+from torch_ltc.program.spec import contiguous_strides, interned_count, keep_bounded, make_spec, row_major, spec_of
 
 SHAPES = [
     torch.zeros(2, 3),
@@ -46,6 +47,34 @@ def test_shapes_that_differ_in_one_thing_are_different_objects() -> None:
         make_spec(torch.float32, (2, 3), (3, 1), 0, False, True),
     ]
     assert len({id(spec) for spec in [base, *others]}) == 7
+
+
+def test_shapes_that_nobody_holds_are_forgotten_above_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    sweeps: list[int] = []
+    sweep = specs.held_elsewhere
+
+    def counted(items: list[specs.Item]) -> list[specs.Item]:
+        sweeps.append(len(items))
+        return sweep(items)
+
+    def step(size: int) -> specs.Spec:
+        spec = make_spec(torch.float32, (987_654, size), (size, 1))
+        keep_bounded(bound)
+        return spec
+
+    monkeypatch.setattr(specs, "held_elsewhere", counted)
+    monkeypatch.setattr(specs, "_swept_to", 0)
+    keep_bounded(0)
+    bound = interned_count() + 100
+    held = [step(size) for size in range(1, 1001)]
+    # All are held: looking at them again and again would cost each sync as much as there are.
+    assert len(sweeps) < 6
+    assert interned_count() >= 1000
+    held.clear()
+    for size in range(1001, 3001):
+        step(size)
+    assert interned_count() < 2200
+    assert len(sweeps) < 20
 
 
 @pytest.mark.parametrize("tensor", SHAPES, ids=lambda tensor: repr(spec_of(tensor)))

@@ -21,6 +21,7 @@ from torch_ltc.errors import CompileError
 from torch_ltc.events import CompileEvent, LoadEvent
 from torch_ltc.lowering.interface import Backend
 from torch_ltc.lowering.lower import Executable, lower
+from torch_ltc.program import symbolic_key
 
 HOT_AFTER = 2
 
@@ -70,6 +71,24 @@ def test_a_program_is_asked_for_when_its_specialization_is_hot() -> None:
     assert result.request is not None
     assert result.request.symbolic
     assert result.request.miss == CacheMiss()
+
+
+def test_what_has_become_symbolic_is_said_in_a_few_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pass for each of thousands of places would hold the GIL for minutes."""
+    passes = []
+    places = symbolic_key._places
+    monkeypatch.setattr(symbolic_key, "_places", lambda program: [passes.append(program), *places(program)][1:])
+
+    def rows(first: int) -> Callable[[Tensor], Any]:
+        return lambda x: [x[first + row] for row in range(50)]
+
+    runs = Runs(TorchScriptBackend())
+    runs.lookup(entry(60, function=rows(0)))
+    request = runs.request(entry(60, function=rows(3)))
+    passes.clear()
+    assert request.promoted.startswith("index of aten::select.int at ")
+    assert len(request.specialization.places) == 50
+    assert len(passes) <= 2
 
 
 def test_the_same_program_twice_is_compiled_with_its_sizes() -> None:

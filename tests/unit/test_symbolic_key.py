@@ -25,7 +25,7 @@ from torch_ltc.program.symbolic_key import (
     addresses_storage,
     input_slots,
     length_slots,
-    slot_text,
+    slot_texts,
     specialize,
     symbolic_key,
     symbolic_key_text,
@@ -117,7 +117,7 @@ def test_the_text_of_a_skeleton_is_the_same_in_every_process() -> None:
 
 def test_a_slot_is_named_with_its_line() -> None:
     program = recorded(lambda x: x[1:3].exp(), torch.ones(6, 4))
-    texts = [slot_text(program, slot) for slot in range(len(symbolic_key(program)[1]))]
+    texts = slot_texts(program, range(len(symbolic_key(program)[1])))
     assert texts[0].startswith("size 0 of input 0 (used by aten::slice.Tensor at ")
     assert texts[3].startswith("stride 1 of input 0")
     assert texts[4].startswith("offset of input 0")

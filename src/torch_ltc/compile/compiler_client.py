@@ -5,6 +5,7 @@ Used by one thread at a time.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pickle
 import select
@@ -20,6 +21,8 @@ from torch_ltc.lowering.gil import CompileCancelled
 __all__ = ["CompilerClient", "CompilerDied", "compiler_client"]
 
 _NICENESS = 10
+# A request fits, so that the process has all of it before it has started, should this one end meanwhile.
+_PIPE_BYTES = 1 << 20
 _LOOK_S = 0.1
 # Not `-m`: the path is that of this process, whatever it has added to it, and nothing of the user's is imported.
 _BOOT = (
@@ -67,6 +70,7 @@ class CompilerClient:
             write_message(process.stdin, request)
             while not select.select([process.stdout], [], [], _LOOK_S)[0]:
                 if self._closed and self._process is None:
+                    _close_pipes(process)
                     raise CompileCancelled
             message = read_message(process.stdout)
         except OSError:
@@ -131,7 +135,7 @@ def _start() -> subprocess.Popen[bytes]:
         raise CompilerDied("there is no Python to start")
     code = _BOOT.format(niceness=_NICENESS, path=[os.path.abspath(folder) for folder in sys.path])
     try:
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, "-W", "ignore", "-c", code],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -143,6 +147,11 @@ def _start() -> subprocess.Popen[bytes]:
         )
     except OSError as error:
         raise CompilerDied(f"no process can be started: {error}") from error
+    assert process.stdin is not None
+    # Users may not have that much, or no more.
+    with suppress(OSError):
+        fcntl.fcntl(process.stdin.fileno(), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+    return process
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

@@ -119,17 +119,18 @@ def main() -> None:
             request = requests.get(timeout=_IDLE_S)
         except queue.Empty:
             break
-        work.begin(request)
         made = answer(request)
         if not work.orphaned.is_set():
-            with suppress(BrokenPipeError):
+            try:
                 write_message(answers, pickle.dumps(made))
+            except BrokenPipeError:
+                work.orphaned.set()
         work.end(made)
     os._exit(0)
 
 
 class _Work:
-    """The request under way, and whether the parent is still there for the answer."""
+    """The request under way, from its arrival on, and whether the parent is still there for the answer."""
 
     def __init__(self) -> None:
         self.orphaned = threading.Event()
@@ -171,6 +172,8 @@ def _listen(requests: queue.SimpleQueue[bytes], work: _Work, parent: int) -> Non
                 work.finish()
                 os.killpg(os.getpgrp(), signal.SIGKILL)
             if message:
+                # Here: the end of the pipe may come before the other thread has seen the request.
+                work.begin(message)
                 requests.put(message)
 
 

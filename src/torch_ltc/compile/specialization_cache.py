@@ -26,9 +26,9 @@ from torch_ltc.program.symbolic_key import (
     input_slots,
     length_slots,
     number_source,
-    number_text,
+    number_texts,
     slot_source,
-    slot_text,
+    slot_texts,
     symbolic_key,
 )
 from torch_ltc.pytorch.switches import TorchState
@@ -75,8 +75,8 @@ class CompileRequest:
     def promoted(self) -> str:
         """The integers and numbers that have become run-time inputs, in the user's terms."""
         places = () if self.specialization is None else self.specialization.places
-        texts = [slot_text(self.program, slot) for slot in places]
-        texts += [number_text(self.program, slot) for slot in sorted(self.varying)]
+        texts = slot_texts(self.program, places)
+        texts += number_texts(self.program, sorted(self.varying))
         # A list of numbers is one thing to the user.
         unique = list(dict.fromkeys(texts))
         left = len(unique) - _MOST_NAMED
@@ -468,14 +468,14 @@ def _cache_miss(entries: _BackendEntries, entry: CachedProgram, numbers: Sequenc
     if wrong:
         slot = min(wrong)
         was = dict(executable.fixed)[slot]
-        text = f"{number_text(program, slot)} was {was!r} and is now {numbers[slot]!r}"
+        text = f"{number_texts(program, (slot,))[0]} was {was!r} and is now {numbers[slot]!r}"
         return CacheMiss("number", text, number_source(program, slot))
     if executable.specialization is None:
         return CacheMiss()
     for slot in executable.specialization.mismatches(entry.values):
         was = executable.specialization.slots[slot]
         kind, source = slot_source(program, slot)
-        return CacheMiss(kind, f"{slot_text(program, slot)} was {was} and is now {entry.values[slot]}", source)
+        return CacheMiss(kind, f"{slot_texts(program, (slot,))[0]} was {was} and is now {entry.values[slot]}", source)
     broken = executable.broken_guard(entry.values)
     return CacheMiss() if broken is None else CacheMiss("guard", f"guard {broken}", program.calls[0].source)
 

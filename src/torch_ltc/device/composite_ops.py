@@ -95,8 +95,10 @@ def matmul(self: torch.Tensor, other: torch.Tensor) -> Any:
     if self.dim() == 2 and other.dim() == 2:
         return aten.mm.default(self, other)
     with_gradient = torch.is_grad_enabled()
-    # PyTorch's derivative of the whole operator is not for complex numbers.
-    if not _is_usual_matmul(self, other) or (with_gradient and self.is_complex()):
+    # PyTorch's derivative of the whole operator is not for complex numbers; and where both gradients are those of one
+    # tensor, it adds them in another order than the composition's.
+    differs = with_gradient and (self is other or self.is_complex())
+    if differs or not _is_usual_matmul(self, other):
         return composed(aten.matmul.default, self, other)
     if with_gradient:
         return with_derivative(aten.matmul.default, self, other)

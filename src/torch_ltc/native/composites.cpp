@@ -118,8 +118,9 @@ at::Tensor matmul(const at::Tensor& left, const at::Tensor& right) {
     return at::mm(left, right);
   }
   const bool usual = are_plain(left, right) && is_batch_product(left, right);
-  // PyTorch's derivative of the whole operator is not for complex numbers.
-  const bool differs = at::GradMode::is_enabled() && left.is_complex();
+  // PyTorch's derivative of the whole operator is not for complex numbers; and where both gradients are those of one
+  // tensor, it adds them in another order than the composition's.
+  const bool differs = at::GradMode::is_enabled() && (left.is_complex() || left.is_same(right));
   if (usual && !differs && is_composed()) {
     return at::native::matmul(left, right);
   }

@@ -134,9 +134,14 @@ def spec_of(tensor: torch.Tensor) -> Spec:
     return make_spec(tensor.dtype, tuple(size), stride, offset, conj, neg) if spec is None else spec
 
 
+_swept_to = 0
+"""How many specs the last sweep has left: they are looked at again when there are twice as many."""
+
+
 def keep_bounded(bound: int) -> None:
-    """Forget specs that nobody holds, once there are more than `bound`."""
-    if len(_interned) <= bound:
+    """Forget specs that nobody holds, once there are more than `bound`, and twice as many as were held before."""
+    global _swept_to
+    if len(_interned) <= max(bound, 2 * _swept_to):
         return
     specs = list(_interned.values())
     for spec in specs:
@@ -144,6 +149,7 @@ def keep_bounded(bound: int) -> None:
             spec.native = None
     _interned.clear()
     _interned.update((spec.key, spec) for spec in held_elsewhere(specs))
+    _swept_to = len(_interned)
 
 
 def interned_count() -> int:

@@ -6,7 +6,7 @@ Each is a slot. `symbolic_key` separates the two, `specialize` puts expressions 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -183,18 +183,23 @@ def length_slots(program: Program) -> list[bool]:
     return [isinstance(i, Input) and what != "offset" for i, what, _ in _places(program)]
 
 
-def slot_text(program: Program, slot: int) -> str:
-    """A slot in the user's terms, with the line that it comes from."""
-    instruction, what, position = list(_places(program))[slot]
-    if isinstance(instruction, Input):
-        place = program.inputs.index(instruction)
-        user = program.first_users().get(instruction.number)
-        where = f" (used by {user.name} at {user.source})" if user is not None else ""
-        what = what if what == "offset" else f"{what} {position}"
-        return f"{what} of input {place}{where}"
-    assert isinstance(instruction, Call)
-    at = "" if position < 0 else f"[{position}]"
-    return f"{what}{at} of {instruction.name} at {instruction.source}"
+def slot_texts(program: Program, slots: Sequence[int]) -> list[str]:
+    """Slots in the user's terms, with the lines that they come from."""
+    places = list(_places(program))
+    users = program.first_users()
+    positions = {instruction.number: place for place, instruction in enumerate(program.inputs)}
+    texts = []
+    for instruction, what, position in (places[slot] for slot in slots):
+        if isinstance(instruction, Input):
+            user = users.get(instruction.number)
+            where = f" (used by {user.name} at {user.source})" if user is not None else ""
+            what = what if what == "offset" else f"{what} {position}"
+            texts.append(f"{what} of input {positions[instruction.number]}{where}")
+        else:
+            assert isinstance(instruction, Call)
+            at = "" if position < 0 else f"[{position}]"
+            texts.append(f"{what}{at} of {instruction.name} at {instruction.source}")
+    return texts
 
 
 def slot_source(program: Program, slot: int) -> tuple[str, Source]:
@@ -206,27 +211,33 @@ def slot_source(program: Program, slot: int) -> tuple[str, Source]:
     return "size" if what == "size" else "argument", instruction.source
 
 
-def number_text(program: Program, slot: int) -> str:
-    """A run-time number in the user's terms, with the line that it comes from."""
-    call, name = _number_user(program, slot)
-    return f"run-time number {slot}" if call is None else f"the number '{name}' of {call.name} at {call.source}"
+def number_texts(program: Program, slots: Sequence[int]) -> list[str]:
+    """Run-time numbers in the user's terms, with the lines that they come from."""
+    users = _number_users(program)
+    return [
+        f"the number '{users[slot][1]}' of {users[slot][0].name} at {users[slot][0].source}"
+        if slot in users
+        else f"run-time number {slot}"
+        for slot in slots
+    ]
 
 
 def number_source(program: Program, slot: int) -> Source:
     """The line that a run-time number comes from."""
-    call, _ = _number_user(program, slot)
-    return UNKNOWN if call is None else call.source
+    users = _number_users(program)
+    return users[slot][0].source if slot in users else UNKNOWN
 
 
-def _number_user(program: Program, slot: int) -> tuple[Call | None, str]:
-    """The call that takes a run-time number, and the name of the argument."""
+def _number_users(program: Program) -> dict[int, tuple[Call, str]]:
+    """The first call that takes each run-time number, and the name of the argument."""
+    found: dict[int, tuple[Call, str]] = {}
     for call in program.calls:
         given = (*call.args, *call.kwargs.values())
         for operand, argument in zip(given, call.op._schema.arguments):
             for item in operand if isinstance(operand, tuple) else (operand,):
-                if isinstance(item, Scalar) and item.slot == slot:
-                    return call, argument.name
-    return None, ""
+                if isinstance(item, Scalar):
+                    found.setdefault(item.slot, (call, argument.name))
+    return found
 
 
 def _places(program: Program) -> Iterator[tuple[Instruction, str, int]]:

@@ -10,6 +10,8 @@ import torch
 
 __all__ = ["GETTERS", "SETTERS", "TorchState", "changes_by"]
 
+# Not in every version.
+_OF_SOME_VERSIONS = ("cudnn_depthwise_kernel", "cublaslt_prefer_grouped_gemm", "native_aot_enabled")
 # Of each of these `torch._C` has a function that reads it (`_get_`) and one that sets it (`_set_`).
 _FLAGS = (
     "deterministic_fill_uninitialized_memory",
@@ -24,6 +26,7 @@ _FLAGS = (
     "cublas_allow_fp16_accumulation",
     "cublas_allow_fp16_reduced_precision_reduction",
     "cublas_allow_bf16_reduced_precision_reduction",
+    *(name for name in _OF_SOME_VERSIONS if hasattr(torch._C, f"_get_{name}")),
 )
 # Switches of kernels that compiled programs call, too, and that leave no trace in the programs.
 _OF_LIBRARIES = (
@@ -31,6 +34,7 @@ _OF_LIBRARIES = (
     "blas_preferred_backend",
     "rocm_fa_preferred_backend",
     "sm_carveout_experimental",
+    "native_aot_unconditional_masked",
 )
 _PRECISIONS = tuple((backend, op) for backend in ("cuda", "mkldnn") for op in ("all", "matmul", "conv", "rnn"))
 

@@ -109,7 +109,7 @@ class Operator:
         kinds = [a.kind for a in self.arguments]
         self.random = Kind.GENERATOR in kinds
         self.generator_position = kinds.index(Kind.GENERATOR) if self.random else -1
-        self.dynamic = bool(_DYNAMIC_TAGS & set(op.tags))
+        self.dynamic = _is_dynamic(op)
         self.returns = len(schema.returns)
         # Lists of tensors are slow to check, and their operators refuse no number.
         self.checks_numbers = op.namespace == "aten" and "_foreach_" not in self.name and "_fused_" not in self.name
@@ -143,6 +143,14 @@ class Operator:
 
     def __repr__(self) -> str:
         return self.name
+
+
+def _is_dynamic(op: OpOverload) -> bool:
+    """True where sizes of results depend on data; `out=` overloads that PyTorch makes of others lack their tags."""
+    name = op._overloadname.removesuffix("out").removesuffix("_") or "default"
+    packet = getattr(getattr(torch.ops, op.namespace), op._schema.name.partition("::")[2])
+    returning = getattr(packet, name) if name in packet.overloads() else op
+    return not _DYNAMIC_TAGS.isdisjoint((*op.tags, *returning.tags))
 
 
 @cache

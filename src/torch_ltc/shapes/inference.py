@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,7 +20,17 @@ from torch_ltc.program.instruction import flatten_returns
 from torch_ltc.program.spec import Spec
 from torch_ltc.pytorch.private import FakeTensorMode, OpOverload
 from torch_ltc.shapes.broadcasting import is_channels_last
-from torch_ltc.shapes.stand_ins import CannotInfer, Fill, Inferred, OperandIndex, ShapeCall, run_on, stand_ins
+from torch_ltc.shapes.stand_ins import (
+    MASK_DTYPES,
+    CannotInfer,
+    Fill,
+    Inferred,
+    OperandIndex,
+    Selected,
+    ShapeCall,
+    run_on,
+    stand_ins,
+)
 
 __all__ = ["CannotInfer", "Fill", "Inferred", "OperandIndex", "ShapeCall", "clear_inference_cache", "infer"]
 __all__ += ["run_on", "stand_ins"]
@@ -80,7 +91,10 @@ _MOST_CATEGORIES = 2**24
 _QUANTIZED = frozenset({torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4})
 
 # Operators that may refuse zeros and ones as data.
-_REFUSES_DATA = frozenset(f"aten::{name}" for name in ("segment_reduce", "_ctc_loss"))
+_REFUSES_DATA = frozenset({"aten::_ctc_loss"})
+
+# Its lengths have to sum up to something, unless it is told not to look.
+_LOOKS_AT_LENGTHS = "aten::segment_reduce"
 
 # Its offsets say how long its result is; where the length is given, there is a rule.
 _SIZED_BY_DATA = "aten::_padded_dense_to_jagged_forward"
@@ -195,6 +209,8 @@ def _run_on_fake(call: ShapeCall) -> Inferred:
 
 def _run_on_cpu(call: ShapeCall) -> Inferred:
     """The call on CPU tensors of zeros, and of other data if it refuses those; its error if it refuses all."""
+    if call.name == _LOOKS_AT_LENGTHS:
+        call = replace(call, kwargs={**call.kwargs, "unsafe": True})
     first, second = (Fill.ONES, Fill.ZEROS) if call.name in _ONES else (Fill.ZEROS, Fill.ONES)
     try:
         return run_on("cpu", call, first)
@@ -202,10 +218,30 @@ def _run_on_cpu(call: ShapeCall) -> Inferred:
         return run_on("cpu", call, Fill.IDENTITY)
     except Exception as error:
         refused = error.with_traceback(None)
+    if _has_masks(call):
+        return _run_on_selections(call)
     try:
         return run_on("cpu", call, second)
     except Exception:
         raise refused from None
+
+
+def _run_on_selections(call: ShapeCall) -> Inferred:
+    """The call with as many true elements in its masks as may fit the values and the other indices; the error of the
+    most if none does."""
+    lengths = {length for spec in call.specs[1:] for length in spec.size}
+    refused: Exception | None = None
+    for count in sorted({1} | lengths):
+        try:
+            return run_on("cpu", call, Selected(count))
+        except Exception as error:
+            refused = error.with_traceback(None)
+    assert refused is not None
+    raise refused
+
+
+def _has_masks(call: ShapeCall) -> bool:
+    return call.name in _MASKED and any(spec.dtype in MASK_DTYPES for spec in call.specs[1:])
 
 
 def _is_missing_kernel(error: NotImplementedError) -> bool:
@@ -215,7 +251,8 @@ def _is_missing_kernel(error: NotImplementedError) -> bool:
 
 def _is_about_data(call: ShapeCall, error: Exception) -> bool:
     """True for an error that zeros and ones may cause where the shapes are right: then the meta kernel decides."""
-    if call.name in _MASKED and any(spec.dtype in (torch.bool, torch.uint8) for spec in call.specs[1:]):
+    if _has_masks(call) and any(spec.dtype in MASK_DTYPES and spec.overlaps_itself() for spec in call.specs[1:]):
+        # No number of true elements could be tried.
         return True
     return call.name in _REFUSES_DATA or isinstance(error, torch.linalg.LinAlgError)
 

@@ -24,6 +24,7 @@ _SILENT_VIEWS = frozenset(
     f"aten::{name}" for name in ("unsafe_split", "unsafe_split_with_sizes", "unsafe_chunk", "_unsafe_view")
 )
 
+MASK_DTYPES = frozenset({torch.bool, torch.uint8})
 # Arguments by which autograd says which gradients it asks for.
 _MASKS = ("output_mask", "grad_input_mask", "mask")
 
@@ -34,6 +35,10 @@ class Fill(enum.Enum):
     ZEROS = "every element is 0"
     ONES = "every element is 1"
     IDENTITY = "matrices have an inverse: 1 on the diagonal, else 0"
+
+
+class Selected(int):
+    """The data of stand-ins on the CPU: so many elements of each mask are true, every other element is 0."""
 
 
 class CannotInfer(Exception):
@@ -94,7 +99,7 @@ class ShapeCall:
         return None
 
 
-def run_on(device: str, call: ShapeCall, fill: Fill = Fill.ZEROS) -> Inferred:
+def run_on(device: str, call: ShapeCall, fill: Fill | Selected = Fill.ZEROS) -> Inferred:
     """The shapes that the kernel of a device gives on stand-ins for the operands."""
     operands = stand_ins(call.specs, call.groups, device, fill)
 
@@ -183,7 +188,9 @@ class _Runs:
 _IGNORED = ("ignore", _Runs(), Warning, None, 0)
 
 
-def stand_ins(specs: Sequence[Spec], groups: Sequence[int], device: str, fill: Fill = Fill.ZEROS) -> list[torch.Tensor]:
+def stand_ins(
+    specs: Sequence[Spec], groups: Sequence[int], device: str, fill: Fill | Selected = Fill.ZEROS
+) -> list[torch.Tensor]:
     """Tensors without data (meta) or filled (cpu) with these specs, sharing storage as `groups` say."""
     sizes: dict[int, int] = {}
     for spec, group in zip(specs, groups, strict=True):
@@ -203,6 +210,8 @@ def stand_ins(specs: Sequence[Spec], groups: Sequence[int], device: str, fill: F
             tensor.fill_(1)
         elif fill is Fill.IDENTITY and tensor.dim() > 1 and not spec.overlaps_itself():
             tensor.diagonal(dim1=-2, dim2=-1).fill_(1)
+        elif isinstance(fill, Selected) and spec.dtype in MASK_DTYPES:
+            tensor.copy_((torch.arange(spec.numel) < fill).view(spec.size))
         made.append(tensor)
     return made
 

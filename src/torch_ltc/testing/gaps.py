@@ -14,8 +14,6 @@ from torch_ltc.testing.records import AnyUnit, Unit
 
 SEMANTICS = "semantics"
 
-_EMPTY_OUT = "eager refuses an empty out= target here, where other operators resize it"
-
 _DATA = "eager looks at the data, which the device does when its program runs"
 
 DEVICE_GAPS: dict[str, str] = {
@@ -24,12 +22,6 @@ DEVICE_GAPS: dict[str, str] = {
     "scatter_add/*/late": _DATA,
     "multinomial/*/late": _DATA,
     "masked_fill/*/late": _DATA,
-    "normal/float32/silent": _EMPTY_OUT,
-    "normal/bfloat16/silent": _EMPTY_OUT,
-    "tensordot/bfloat16/stride": (
-        "mul of two tensors whose strides are ambiguous (a size of 1): the CPU kernel and the meta kernel break the "
-        "tie in different ways"
-    ),
 }
 """Gaps of the device whatever the backend: they come from recording, not from compiling."""
 

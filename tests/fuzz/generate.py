@@ -174,8 +174,9 @@ class Maker:
         error = self.try_on_cpu(statement)
         if error is not None and (resized := [name for name, size in sizes.items() if self.env[name].size() != size]):
             # Eager resizes the target of `out=` before it refuses the call; the device does nothing.
-            for name in resized:
-                self.env[name].resize_(sizes[name])
+            with torch.inference_mode(), torch.no_grad():
+                for name in resized:
+                    self.env[name].resize_(sizes[name])
             return False
         if error is not None and self.random.random() >= templates.MAY_FAIL.get(kind, 0.0):
             return False

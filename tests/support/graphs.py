@@ -21,6 +21,10 @@ from torch_ltc.pytorch.kernel_calls import call_kernel
 from torch_ltc.shapes.stand_ins import dropped_warnings
 
 
+# Kernels of the CPU raise where the divisor is a zero of integers; those of a device do not, and a graph cannot.
+_DIVIDES = frozenset(f"aten::{name}{tail}" for name in ("floor_divide", "remainder", "fmod", "div") for tail in ("", "_"))
+
+
 class _TakesDown(TorchDispatchMode):
     def __init__(self, refused: frozenset[str]) -> None:
         super().__init__()
@@ -32,6 +36,8 @@ class _TakesDown(TorchDispatchMode):
         if func._schema.name in self.refused:
             raise RuntimeError("operation not permitted when stream is capturing")
         named = kwargs or {}
+        if func._schema.name in _DIVIDES and not any(map(_has_fractions, tree_leaves((args, named)))):
+            raise RuntimeError("the stand-in does not divide integers in graphs")
         for position, argument in enumerate(func._schema.arguments):
             if position in written_positions(func):
                 value = args[position] if position < len(args) else named.get(argument.name)
@@ -52,6 +58,13 @@ class _TakesDown(TorchDispatchMode):
             if storage.nbytes() != value.nbytes():
                 storage.resize_(value.nbytes())
             storage.copy_(value)
+
+
+def _has_fractions(value: Any) -> bool:
+    """True for a number or tensor of a dtype that has quotients by zero."""
+    return isinstance(value, (float, complex)) or (
+        isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
+    )
 
 
 class StandInGraph:

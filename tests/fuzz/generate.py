@@ -227,7 +227,7 @@ def plain(seed: int, length: int, executions: int, threads: int = 1) -> Program:
     if threads > 1:
         kinds = {kind: [line for line in lines if not _SHARED.search(line)] for kind, lines in kinds.items()}
         kinds["random"], kinds["late"] = kinds["pointwise"], kinds["view"]
-    torch.manual_seed(seed)
+    torch.default_generator.manual_seed(seed)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:

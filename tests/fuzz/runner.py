@@ -224,9 +224,16 @@ def run_here(statements: Sequence[str], device: str, variant: dict[str, Any]) ->
     return seen
 
 
+def seed_all(device: str, seed: int) -> None:
+    """Seed what programs draw from; `torch.manual_seed` also keeps a stack for each kind of device that is not there."""
+    torch.default_generator.manual_seed(seed)
+    if device != "cpu":
+        torch.get_device_module(device).manual_seed(seed)
+
+
 def run_one(statements: Sequence[str], device: str, variant: dict[str, Any], seed: int) -> Seen:
     """What is seen of a run with these numbers."""
-    torch.manual_seed(seed)
+    seed_all(device, seed)
     with warnings.catch_warnings(record=True) as shown:
         warnings.simplefilter("always")
         try:
@@ -255,7 +262,7 @@ def run(
         for variant in variants:
             made[place].append(run_here(statements, device, {**variant, "n0": place + 1.5}))
 
-    torch.manual_seed(seed)
+    seed_all(device, seed)
     workers = [threading.Thread(target=work, args=(place,)) for place in range(threads)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

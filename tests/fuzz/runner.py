@@ -225,7 +225,7 @@ def run_here(statements: Sequence[str], device: str, variant: dict[str, Any]) ->
 
 
 def seed_all(device: str, seed: int) -> None:
-    """Seed what programs draw from; `torch.manual_seed` also keeps a stack for each kind of device that is not there."""
+    """Seed what programs draw from. `torch.manual_seed` also keeps a stack for each kind of device that is missing."""
     torch.default_generator.manual_seed(seed)
     if device != "cpu":
         torch.get_device_module(device).manual_seed(seed)

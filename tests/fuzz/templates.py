@@ -268,8 +268,8 @@ F.conv3d({f}.reshape(1, 1, 1, -1, 2), torch.ones(2, 1, 1, 1, 2, device=D))
 F.conv3d({f}.reshape(1, 1, 1, -1, 2).to(memory_format=torch.channels_last_3d), torch.ones(2, 1, 1, 1, 1, device=D))
 F.avg_pool3d({f}.reshape(1, 1, -1, 2, 1).expand(1, 1, -1, 2, 2), 2)
 F.fold({f}.reshape(1, -1, 4), (2, 2), 1)
-F.multi_head_attention_forward({f}.reshape(-1, 1, 2), {f}.reshape(-1, 1, 2), {f}.reshape(-1, 1, 2), 2, 1, torch.ones(6, 2, device=D), None, None, None, False, 0.0, torch.eye(2, device=D), None)[0]
-F.ctc_loss({f}.reshape(-1, 1, 2).log_softmax(2), torch.ones(1, 1, dtype=torch.long, device=D), ({f}.numel() // 2,), (1,))
+nn.TransformerEncoderLayer(2, 1, 4, 0.0, device=D)({f}.reshape(-1, 1, 2))
+nn.MultiheadAttention(2, 2, device=D)(*[{f}.reshape(-1, 1, 2)] * 3)[0]
 F.triplet_margin_loss({f}, {s}, {s} * {n})
 F.grid_sample({f}, torch.zeros({f}.size(0), 2, 2, 2, device=D), align_corners=False)
 """

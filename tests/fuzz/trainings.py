@@ -20,8 +20,8 @@ LAYERS = (
     "nn.Sequential(nn.Dropout(0.25), nn.Linear({i}, {o}), nn.Tanh())",
     "nn.Sequential(nn.Unflatten(1, (1, {i})), nn.Conv1d(1, {o}, 3, padding=1), nn.AdaptiveAvgPool1d(1), nn.Flatten())",
     "nn.Sequential(nn.Linear({i}, {o}), nn.PReLU(), nn.RMSNorm({o}))",
-    "nn.Sequential(nn.Unflatten(1, (1, 1, {i})), nn.Conv2d(1, {o}, (1, 3), padding=(0, 1)), nn.BatchNorm2d({o}), "
-    "nn.ReLU(), nn.AdaptiveMaxPool2d(1), nn.Flatten()).to(memory_format=torch.channels_last)",
+    "nn.Sequential(nn.Unflatten(1, (1, 1, {i})), nn.Conv2d(1, {o}, (1, 3), padding=(0, 1), bias=False), "
+    "nn.BatchNorm2d({o}), nn.ReLU(), nn.AdaptiveMaxPool2d(1), nn.Flatten()).to(memory_format=torch.channels_last)",
     "nn.Sequential(nn.Unflatten(1, (1, {i})), nn.TransformerEncoderLayer({i}, 1, 8, 0.1, batch_first=True), "
     "nn.Flatten(), nn.Linear({i}, {o}))",
     "nn.Sequential(nn.Linear({i}, 2 * {o}), nn.GLU(), nn.GroupNorm(1, {o}))",

@@ -234,7 +234,7 @@ def test_a_call_that_fails_while_others_are_captured_loses_what_depends_on_it_al
             quotients, kept = 8 // divisors[1:], x + 5
             torch_ltc.sync()
             assert not factor or quotients.tolist() == [4, 2, 1]
-        with pytest.raises(RuntimeError, match="aten::floor_divide.*ZeroDivisionError") as error:
+        with pytest.raises(RuntimeError, match=r"aten::floor_divide.*ZeroDivisionError") as error:
             quotients.tolist()
         assert f"{Path(__file__).name}:" in str(error.value)
         assert kept.tolist() == [5, 6, 7, 8]

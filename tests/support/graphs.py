@@ -20,9 +20,10 @@ from torch_ltc.program.instruction import written_positions
 from torch_ltc.pytorch.kernel_calls import call_kernel
 from torch_ltc.shapes.stand_ins import dropped_warnings
 
-
 # Kernels of the CPU raise where the divisor is a zero of integers; those of a device do not, and a graph cannot.
-_DIVIDES = frozenset(f"aten::{name}{tail}" for name in ("floor_divide", "remainder", "fmod", "div") for tail in ("", "_"))
+_DIVIDES = frozenset(
+    f"aten::{name}{tail}" for name in ("floor_divide", "remainder", "fmod", "div") for tail in ("", "_")
+)
 
 
 class _TakesDown(TorchDispatchMode):

@@ -85,7 +85,8 @@ class Interpretation(Computation):
         return self._run_from(0, values, arguments, self._native_calls(arguments), lost)
 
     def resume(self, index: int, values: list[Any], arguments: Arguments, error: Exception | None = None) -> Outcome:
-        """Run the calls from this one on, as after those before it; the first has failed already if there is an error."""
+        """Run the calls from this one on, with the values of those before it; the first has failed already if there is
+        an error."""
         return self._run_from(index, values, arguments, None, False, error)
 
     def _run_from(

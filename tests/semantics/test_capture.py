@@ -267,6 +267,23 @@ def test_a_call_that_fails_between_graphs_loses_what_depends_on_it_alone(
             assert after.tolist() == [5, 6, 7, 8]
 
 
+@pytest.mark.parametrize("way", ["out=", "resize_"])
+def test_an_output_whose_memory_is_resized_is_not_written_by_the_next_replay(way: str, graphs: StandInGraphs) -> None:
+    x, kept = torch.arange(12.0).to("ltc"), []
+    with settings.scope(cuda_graphs="always"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for step in range(12):
+            y = torch.ones(2, device="ltc") * 2 + 3
+            torch_ltc.sync(wait=True)
+            assert y.tolist() == [5, 5], step
+            if step % 2:
+                kept.append(y)
+                torch.add(x, step, out=y) if way == "out=" else y.resize_(12).copy_(x + step)
+    assert graphs.captures > 1
+    for place, tensor in enumerate(kept):
+        assert tensor.tolist() == [n + 1 + 2 * place for n in range(12)]
+
+
 def test_random_numbers_are_those_of_the_seed_whatever_is_replayed(graphs: StandInGraphs) -> None:
     def draw(count: int) -> list[list[float]]:
         torch.ltc.manual_seed(11)

@@ -73,6 +73,8 @@ class StandInGraph:
 
     def __init__(self, calls: list[tuple[Any, Any, Any, list[Any]]], pool: int) -> None:
         self._calls = calls
+        self._tensors = [each for each in tree_leaves(calls) if isinstance(each, torch.Tensor)]
+        self._addresses = [each.data_ptr() for each in self._tensors]
         self.pool = pool
 
     def keep_state(self) -> None:
@@ -86,6 +88,8 @@ class StandInGraph:
 
     def replay(self) -> None:
         """Run them again, in the same memory. No code of the host runs in a graph: nothing warns."""
+        if [each.data_ptr() for each in self._tensors] != self._addresses:
+            raise RuntimeError("a graph is launched that would use memory which has moved")
         for func, args, kwargs, made in self._calls:
             with dropped_warnings():
                 results = tree_leaves(call_kernel(func, args, kwargs))

@@ -132,6 +132,7 @@ class CapturedProgram:
         self._written: list[_Slot] = []
         self._fixed_positions: list[int] = []
         self._addresses: Addresses | None = None
+        self._places: Addresses | None = None
         self._fixed_numbers: list[tuple[int, object]] = []
         # All of them, if they are none whose sign equality hides.
         self._numbers: list[object] | None = None
@@ -161,6 +162,9 @@ class CapturedProgram:
     def fits(self, tensors: list[Any], numbers: Sequence[object]) -> bool:
         """True when the inputs lie where the graphs look for them, and the numbers are those in the graphs."""
         if self._addresses is None or self.is_stale or not self._addresses.same(tensors):
+            return False
+        if self._places is None or not self._places.same(self.outputs):
+            # Somebody has resized the memory of an output.
             return False
         return numbers == self._numbers or all(same_number(numbers[s], v) for s, v in self._fixed_numbers)
 
@@ -199,6 +203,8 @@ class CapturedProgram:
                 self._numbers = list(arguments.scalars)
             self.outputs = list(outcome.results)
             self._own = {id(result) for result in self.outputs}
+            if self.failure is None:
+                self._places = Addresses(self.outputs, list(range(len(self.outputs))))
         return outcome
 
     def _prepare(self, tensors: list[Any]) -> list[Any]:

@@ -18,7 +18,6 @@ from torch_ltc.program.specialization import evaluated
 from torch_ltc.pytorch.private import symbolic_function
 from torch_ltc.pytorch.symbolic import ConstantSource, DimDynamic, PythonPrinter, ShapeEnv
 
-
 _ROUNDING = frozenset({"floor", "ceil", "trunc"})
 
 

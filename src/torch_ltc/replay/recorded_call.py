@@ -27,6 +27,7 @@ __all__ = [
     "add_steps",
     "by_step",
     "named_numbers",
+    "optimizers_of",
 ]
 
 _NUMBERS = (int, float)
@@ -130,7 +131,8 @@ class Argument:
     position: int
 
 
-def _optimizers(state: State) -> list[torch.optim.Optimizer]:
+def optimizers_of(state: State) -> list[torch.optim.Optimizer]:
+    """The optimizers that can be reached."""
     found = {id(value): value for value in state.values.values() if isinstance(value, torch.optim.Optimizer)}
     return list(found.values())
 
@@ -189,7 +191,7 @@ class Anatomy:
     ) -> None:
         self._before, self._after, self._leaves, self._entry = before, after, leaves, entry
         self._inputs = inputs
-        self._optimizers = _optimizers(after)
+        self._optimizers = optimizers_of(after)
         self._output_of = {id(buffer): position for position, buffer in enumerate(outputs)}
         self._bound: set[int] = set()
         self._counters: list[tuple[Place, float | int]] = []

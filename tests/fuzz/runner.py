@@ -146,7 +146,30 @@ def namespace(device: str, variant: dict[str, Any], reads: list[Any]) -> dict[st
     }
 
 
-def run_statements(statements: Sequence[str], env: dict[str, Any], reads: list[Any], seen: Seen, lazy: bool) -> None:
+class Versions:
+    """How often each tensor was written to since its name was first bound to it: what autograd goes by. What a fresh
+    result begins with differs: eager composes some of several calls."""
+
+    def __init__(self) -> None:
+        self._first: dict[str, tuple[torch.Tensor, int]] = {}
+
+    def look(self, env: dict[str, Any]) -> None:
+        """After a statement."""
+        for name, value in env.items():
+            if name[0] == "t" and isinstance(value, torch.Tensor) and not value.is_inference():
+                known = self._first.get(name)
+                if known is None or known[0] is not value:
+                    self._first[name] = (value, value._version)
+
+    def writes(self, name: str, value: torch.Tensor) -> int | None:
+        """How often it was written to."""
+        known = self._first.get(name)
+        return value._version - known[1] if known is not None and known[0] is value else None
+
+
+def run_statements(
+    statements: Sequence[str], env: dict[str, Any], reads: list[Any], seen: Seen, lazy: bool, versions: Versions
+) -> None:
     """Run statement after statement; one that raises is noted, and the next one runs."""
     late_class: Any = importlib.import_module("torch_ltc.errors").ExecutionError if lazy else ()
     for place, statement in enumerate(statements):
@@ -166,9 +189,10 @@ def run_statements(statements: Sequence[str], env: dict[str, Any], reads: list[A
             break
         seen.reads += [(place, value) for value in reads]
         del reads[:]
+        versions.look(env)
 
 
-def finals(env: dict[str, Any], seen: Seen) -> None:
+def finals(env: dict[str, Any], seen: Seen, versions: Versions) -> None:
     """Note all tensors and modules that are left."""
     storages: dict[int, list[str]] = {}
     for name in sorted(env):
@@ -181,7 +205,7 @@ def finals(env: dict[str, Any], seen: Seen) -> None:
                 for key, item in state.items():
                     seen.finals[f"{name}.{number}.{key}"] = observed(item)
         elif isinstance(value, torch.Tensor) and name[0] == "t":
-            seen.finals[name] = described(value)
+            seen.finals[name] = {**described(value), "writes": versions.writes(name, value)}
             storages.setdefault(value.untyped_storage()._cdata, []).append(name)
         elif isinstance(value, (tuple, list, dict)) and name[0] == "t":
             seen.finals[name] = observed(value)
@@ -210,7 +234,8 @@ def run_here(statements: Sequence[str], device: str, variant: dict[str, Any]) ->
     """One run on this thread."""
     seen, reads = Seen(), []
     env = namespace(device, variant, reads)
-    run_statements(statements, env, reads, seen, is_lazy(device))
+    versions = Versions()
+    run_statements(statements, env, reads, seen, is_lazy(device), versions)
     if is_lazy(device):
         lazy = importlib.import_module("torch_ltc")
         try:
@@ -220,7 +245,7 @@ def run_here(statements: Sequence[str], device: str, variant: dict[str, Any]) ->
             told = seen.late if isinstance(error, lazy.errors.ExecutionError) else seen.errors
             told[len(statements)] = tuple(kind.__name__ for kind in type(error).__mro__[:-2])
             seen.messages[len(statements)] = str(error)[:400]
-    finals(env, seen)
+    finals(env, seen, versions)
     return seen
 
 

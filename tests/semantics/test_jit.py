@@ -725,6 +725,40 @@ def test_gradients_stay_in_place_unless_someone_holds_them() -> None:
     assert counts(step)[1] >= 5
 
 
+def test_autograd_is_told_of_what_a_replay_writes_to() -> None:
+    def run(device: str, wrap: bool) -> list[Any]:
+        torch.manual_seed(0)
+        model = nn.Linear(3, 2).to(device)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        x, cache = torch.ones(4, 3, device=device), torch.zeros(4, 3, device=device)
+
+        def step(given: Tensor) -> Tensor:
+            optimizer.zero_grad()
+            model(given).sum().backward()
+            optimizer.step()
+            return cache.add_(given)
+
+        def fill(given: Tensor) -> Tensor:
+            given[0] = 1.5
+            return given * 2
+
+        calls = [torch_ltc.jit(each) if wrap else each for each in (step, fill)]
+        messages = []
+        for _ in range(6):
+            weight = model.weight
+            for call, changed in ((calls[0], weight), (calls[0], cache), (calls[1], x)):
+                kept = (weight * changed.sum()).sin() if changed is not weight else (weight * weight).sin()
+                graph = (changed.clone().requires_grad_() * changed).sum() + kept.sum()
+                before = changed._version
+                call(x)
+                with pytest.raises(RuntimeError, match="modified by an inplace operation") as error:
+                    graph.backward()
+                messages.append((changed._version - before, str(error.value).partition("[")[0]))
+        return messages
+
+    assert run("ltc", True) == run("cpu", False)
+
+
 def test_a_hook_that_is_added_is_seen() -> None:
     layer = nn.Linear(2, 1).to("ltc")
     function = torch_ltc.jit(lambda x: layer(x) * 1)

@@ -46,6 +46,7 @@ from torch_ltc.replay.recorded_call import (
     Unsettled,
     named_numbers,
     optimizers_of,
+    versions_of,
 )
 from torch_ltc.replay.state import State, TooMuchState, is_lazy
 
@@ -248,6 +249,7 @@ class JitFunction:
                 result = plan.steady.run(args)
                 if result is not None:
                     calls.replays += 1
+                    plan.count_versions(args)
                     return result
         if latest is not None and not kwargs and latest.takes(args):
             leaves, calls = list(args), latest.calls
@@ -305,6 +307,7 @@ class JitFunction:
             before = State.now(roots)
         except TooMuchState as error:
             return self._refuse(calls, str(error), lambda: self._function(*args, **kwargs))
+        versions = versions_of(before, leaves)
         seen: list[Event] = []
         thread = threading.get_ident()
 
@@ -336,7 +339,7 @@ class JitFunction:
             if _host_random() != host_random:
                 raise NotReplayable("it draws random numbers on the host")
             calls.inspected |= {name for name, number in {**numbers, **rates}.items() if number.inspected}
-            made = self._take_apart(before, State.now(roots), leaves, result)
+            made = self._take_apart(before, State.now(roots), leaves, result, versions)
             self._learn(calls, made)
         except Unsettled as reason:
             calls.last = None
@@ -391,7 +394,9 @@ class JitFunction:
             return
         calls.settled, calls.plan = made, Plan(made)
 
-    def _take_apart(self, before: State, after: State, leaves: list[Any], result: Any) -> RecordedCall:
+    def _take_apart(
+        self, before: State, after: State, leaves: list[Any], result: Any, versions: list[tuple[torch.Tensor, int]]
+    ) -> RecordedCall:
         """Say what a recorded call, which is still pending, took and made."""
         with recorder.lock:
             if recorder.empty:
@@ -399,7 +404,7 @@ class JitFunction:
             outputs, live = recorder.live_outputs()
             entry, _ = pending_entry(live)
             inputs, scalars = list(recorder.inputs), list(recorder.scalars)
-        return Anatomy(before, after, leaves, entry, inputs, outputs).recorded(result, scalars)
+        return Anatomy(before, after, leaves, entry, inputs, outputs, versions).recorded(result, scalars)
 
     # ---- replaying ------------------------------------------------------------------------------------------------
 

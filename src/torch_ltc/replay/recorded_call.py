@@ -245,13 +245,14 @@ class Anatomy:
         )
 
     def _written(self) -> list[torch.Tensor | int]:
-        """What the call has written to. Tensors that a replay makes anew, or that are gone, are left out; so is the state
-        of optimizers, which no graph keeps."""
+        """What the call has written to. Tensors that a replay makes anew, or that are gone, are left out; so is the
+        state of optimizers, which no graph keeps."""
         positions = {id(leaf): position for position, leaf in enumerate(self._leaves)}
         there = {id(value) for value in self._after.values.values()}
         held = [held for optimizer in self._optimizers for held in optimizer.state.values() if isinstance(held, dict)]
         there -= {id(value) for state in held for value in state.values()}
-        written = [tensor for tensor, version in self._versions if tensor._version != version]
+        # As often as it does.
+        written = [tensor for tensor, version in self._versions for _ in range(tensor._version - version)]
         found: list[torch.Tensor | int] = [positions[id(t)] for t in written if id(t) in positions]
         kept = [t for t in written if id(t) in there and id(t) not in positions]
         return found + [t for t in kept if id(buffer_of(t)) not in self._output_of]

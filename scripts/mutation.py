@@ -3,11 +3,12 @@
     python scripts/mutation.py --sample 40 --jobs 2 --seconds 1200
 
 Cosmic Ray makes the changes of Python (`pip install -r requirements/mutation.txt`, into an environment of its own if
-need be: `--tool` names its program); those of C++ are made here, and the extension is compiled for each. Of each place
-in the code one change is drawn; annotations, which never run, what only words a message, and bounds at the top of a
-module (`_MOST_CAPTURES = 8`), of which another would be as right, are left out. Each job works on a copy of the project
-of its own, under `build/mutation`. What was tried is kept there: the next run goes on with other changes. The score of
-each module and the changes that no test noticed are printed, and written to `build/mutation/report.md`.
+need be: `--tool` names its program); those of C++ are made here: the changed file alone is compiled, with PyTorch's
+headers compiled before. Of each place in the code one change is drawn; annotations, which never run, what only words
+a message, and bounds at the top of a module (`_MOST_CAPTURES = 8`), of which another would be as right, are left out.
+Each job works on a copy of the project of its own, under `build/mutation`. Files of tests that have noticed changes
+run first. What was tried is kept there: the next run goes on with other changes. The score of each module and the
+changes that no test noticed are printed, and written to `build/mutation/report.md`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import argparse
 import ast
 import hashlib
+import importlib.util
 import json
 import os
 import random
@@ -24,7 +26,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -34,15 +36,16 @@ FOLDER = ROOT / "build" / "mutation"
 LIMIT_S = 600.0
 TEST_LIMIT_S = 90
 
+# The quick ones first.
 _RECORDING = (
-    "tests/unit/test_recorder.py tests/unit/test_invariants.py tests/semantics/test_aliasing.py "
-    "tests/semantics/test_strides.py tests/semantics/test_resize_and_views.py tests/semantics/test_programs.py"
+    "tests/unit/test_recorder.py tests/unit/test_invariants.py tests/semantics/test_resize_and_views.py "
+    "tests/semantics/test_strides.py tests/semantics/test_programs.py tests/semantics/test_aliasing.py"
 )
 _NATIVE = (
-    "tests/semantics/test_native_hits.py tests/semantics/test_native_composites.py tests/semantics/test_native.py "
+    "tests/semantics/test_native_composites.py "
     + _RECORDING
-    + " tests/semantics/test_random.py tests/semantics/test_gradients.py tests/semantics/test_threads.py "
-    "tests/models/test_training.py"
+    + " tests/semantics/test_gradients.py tests/semantics/test_native_hits.py tests/semantics/test_native.py "
+    "tests/semantics/test_random.py tests/semantics/test_threads.py tests/models/test_training.py"
 )
 # The core, and the tests that know each part; with the extension in C++ (1) or without it (0).
 CORE = {
@@ -79,6 +82,16 @@ CORE = {
     "native/eager.cpp": (1, "tests/semantics/test_eager_region.py " + _NATIVE),
     "native/interpreter.cpp": (1, "tests/semantics/test_native_calls.py tests/unit/test_interpreter.py " + _NATIVE),
     "native/replay.cpp": (1, "tests/semantics/test_jit.py tests/semantics/test_steady.py " + _NATIVE),
+    "native/buffer_bindings.cpp": (
+        1,
+        "tests/unit/test_memory.py tests/semantics/test_async.py tests/semantics/test_capture.py "
+        "tests/semantics/test_jit.py tests/semantics/test_replays.py " + _NATIVE,
+    ),
+    "native/generator.cpp": (1, "tests/semantics/test_random.py tests/semantics/test_native.py"),
+    **dict.fromkeys(
+        ("native/tensors.cpp", "native/allocator.cpp", "native/guard.cpp", "native/hooks.cpp", "native/conversion.cpp"),
+        (1, _NATIVE + " tests/semantics/test_devices.py tests/semantics/test_serialization.py"),
+    ),
     "native/steady.cpp": (1, "tests/semantics/test_steady.py tests/semantics/test_jit.py " + _NATIVE),
 }
 # In C++: a word or sign, and what it becomes.
@@ -134,12 +147,66 @@ def digest_of_project() -> str:
     return digest.hexdigest()
 
 
+class Extension:
+    """Builds the extension of a copy of the project file by file, so that one changed file is compiled alone."""
+
+    def __init__(self, folder: Path) -> None:
+        self.sources = folder / "src" / "torch_ltc" / "native"
+        self.objects = folder / "objects"
+        self.library = folder / "cache" / "torch_ltc" / "native"
+        for made in (self.objects, self.library):
+            made.mkdir(mode=0o700, parents=True, exist_ok=True)
+        spec = importlib.util.spec_from_file_location("compiler_of_a_job", self.sources / "compiler.py")
+        assert spec is not None
+        assert spec.loader is not None
+        self.module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = self.module
+        spec.loader.exec_module(self.module)
+        self.compiler = self.module.find_compiler()
+        self.built: dict[str, bytes] = {}
+
+    def build(self) -> bool:
+        """Compile what has changed, and link; False where the compiler refuses it."""
+        flags = [flag for flag in self.compiler.compile_flags() if flag not in ("-O2", "-Wall", "-Wextra")]
+        command = [*self.compiler.command, *flags, "-O0", "-w", "-I", str(self.sources)]
+        header = self.objects / "system.h"
+        if not header.exists():
+            texts = [path.read_text() for path in sorted(self.sources.glob("*.[ch]*")) if path.suffix in (".cpp", ".h")]
+            found = dict.fromkeys(re.findall(r"^#include <.*>$", "\n".join(texts), re.MULTILINE))
+            header.write_text("\n".join(["#include <torch/csrc/utils/pybind.h>", *found]) + "\n")
+            subprocess.run([*command, "-x", "c++-header", str(header), "-o", f"{header}.gch"], check=True)
+        for source in sorted(self.sources.glob("*.cpp")):
+            text = self.module._text(source)
+            if self.built.get(source.name) != text:
+                made = [*command, "-include", str(header), "-c", str(source), "-o", str(self.object_of(source))]
+                if subprocess.run(made, capture_output=True).returncode:
+                    self.built.pop(source.name, None)
+                    return False
+                self.built[source.name] = text
+        for library in self.library.glob("*.so"):
+            library.unlink()
+        target = self.library / self.module.library_name()
+        objects = [str(self.object_of(source)) for source in sorted(self.sources.glob("*.cpp"))]
+        link = [*self.compiler.command, *objects, "-o", str(target), *self.compiler.link_flags()]
+        linked = subprocess.run(link, capture_output=True).returncode == 0
+        if linked:
+            target.chmod(0o700)
+        return linked
+
+    def object_of(self, source: Path) -> Path:
+        """Where a source is compiled to."""
+        return self.objects / f"{source.stem}.o"
+
+
 class Job:
     """One copy of the project, in which one mutant at a time is tried."""
 
     def __init__(self, number: int, tool: str) -> None:
         self.folder = FOLDER / f"job-{number}"
         self.tool = tool
+        self.extension: Extension | None = None
+        # By file of tests, how many changes it has noticed.
+        self.noticed: Counter[str] = Counter()
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
         for name in ("src", "tests", "pyproject.toml", "docs", "benchmarks", "examples", "README.md", "scripts"):
@@ -151,7 +218,7 @@ class Job:
 
     def command(self, module: str) -> list[str]:
         """The tests of a module, in one process, ending at the first that fails."""
-        tests = CORE[module][1].split()
+        tests = sorted(dict.fromkeys(CORE[module][1].split()), key=lambda name: -self.noticed[name])
         return [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider",
                 "-o", f"timeout={TEST_LIMIT_S}",
                 "-m", "not slow and not compilers and not browser and not distributed", *tests]  # fmt: skip
@@ -160,25 +227,21 @@ class Job:
         """ "killed", "survived" or "timeout", and what was printed last."""
         env = {**os.environ, "PYTHONPATH": str(self.folder / "src"), "OMP_NUM_THREADS": "1",
                "PYTHONDONTWRITEBYTECODE": "1", "LTC_NATIVE": str(CORE[module][0])}  # fmt: skip
-        if module.endswith(".cpp") and not self.build(env):
-            return "refused"
+        if CORE[module][0]:
+            env["XDG_CACHE_HOME"] = str(self.folder / "cache")
+            self.extension = self.extension or Extension(self.folder)
+            if not self.extension.build():
+                return "refused"
         try:
             done = subprocess.run(
                 self.command(module), cwd=self.folder, env=env, timeout=limit_s, capture_output=True, text=True
             )
         except subprocess.TimeoutExpired:
             return "timeout"
+        failed = re.search(r"^(?:FAILED|ERROR) (tests/\S+?\.py)", done.stdout, re.MULTILINE)
+        if failed:
+            self.noticed[failed[1]] += 1
         return "survived" if done.returncode == 0 else "killed"
-
-    def build(self, env: dict[str, str]) -> bool:
-        """Compile the extension; False where the compiler refuses it."""
-        env["XDG_CACHE_HOME"] = str(self.folder / "cache")
-        shutil.rmtree(self.folder / "cache", ignore_errors=True)
-        command = [sys.executable, "-m", "torch_ltc", "build"]
-        made = subprocess.run(
-            command, cwd=self.folder, env={**env, "LTC_NATIVE": "0"}, capture_output=True, timeout=LIMIT_S
-        )
-        return made.returncode == 0
 
     def mutants(self, module: str) -> list[dict[str, object]]:
         """All changes that are known for a module."""

@@ -174,8 +174,12 @@ class Maker:
         error = self.try_on_cpu(statement)
         if error is not None and (resized := [name for name, size in sizes.items() if self.env[name].size() != size]):
             # Eager resizes the target of `out=` before it refuses the call; the device does nothing.
-            for name in resized:
-                self.env[name].resize_(sizes[name])
+            with torch.inference_mode(), torch.no_grad():
+                for name in resized:
+                    self.env[name].resize_(sizes[name])
+            return False
+        if error is not None and "_foreach_" in text:
+            # Eager has written to the first tensors of the list; the device does nothing.
             return False
         if error is not None and self.random.random() >= templates.MAY_FAIL.get(kind, 0.0):
             return False
@@ -212,7 +216,7 @@ def variants(maker: Maker, executions: int) -> tuple[dict[str, Any], ...]:
 
 # What threads share, and what they say to each other: not in programs of several threads.
 _SHARED = re.compile(
-    r"rand|drop|seed|normal|uniform|bernoulli|exponential|poisson|gumbel|rrelu|init|manual|set_|use_|func"
+    r"rand|drop|seed|normal|uniform|bernoulli|exponential|poisson|gumbel|rrelu|init|manual|set_|use_|func|nn\.[TM]"
 )
 
 
@@ -226,7 +230,7 @@ def plain(seed: int, length: int, executions: int, threads: int = 1) -> Program:
     if threads > 1:
         kinds = {kind: [line for line in lines if not _SHARED.search(line)] for kind, lines in kinds.items()}
         kinds["random"], kinds["late"] = kinds["pointwise"], kinds["view"]
-    torch.manual_seed(seed)
+    torch.default_generator.manual_seed(seed)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:

@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 
 import torch_ltc
 from tests.fuzz.program import Mode
+from tests.support.backends import FunctionalBackend, SymbolicBackend, registered
 from tests.support.graphs import graphs_on_the_cpu
 from torch_ltc.config import settings
 
@@ -27,6 +28,8 @@ MODES = {
         Mode(
             "python-captured", {"backend": "interpreter", "cuda_graphs": "always"}, {"LTC_NATIVE": "0"}, captured=True
         ),
+        Mode("functional", {"backend": "functional", "tiers": "blocking"}, equal=False),
+        Mode("symbolic", {"backend": "symbolic", "tiers": "blocking"}, equal=False),
         Mode("inductor", {"backend": "inductor", "tiers": "blocking"}, equal=False),
         Mode("xla", {"backend": "xla", "tiers": "blocking"}, equal=False),
         # With LTC_TS_CUDA=1 and `--oracle cuda`.
@@ -39,13 +42,18 @@ MODES = {
 EVERYWHERE = ("interpreter", "torchscript", "off", "auto", "fixed", "short", "eager", "captured")
 
 
+_OF_TESTS = {"functional": FunctionalBackend, "symbolic": SymbolicBackend}
+
+
 @contextmanager
 def entered(mode: Mode) -> Iterator[None]:
     """Programs run in this mode inside the block."""
     with ExitStack() as stack:
-        stack.enter_context(settings.scope(cache_dir="off", recompiles="allow", fallback="allow", **mode.settings))
         if mode.captured:
             stack.enter_context(graphs_on_the_cpu())
+        if mode.settings.get("backend") in _OF_TESTS:
+            stack.enter_context(registered(_OF_TESTS[mode.settings["backend"]]()))
+        stack.enter_context(settings.scope(cache_dir="off", recompiles="allow", fallback="allow", **mode.settings))
         yield
         torch_ltc.sync(wait=True)
         torch_ltc.wait_for_compiles()

@@ -213,6 +213,13 @@ torch.kron({f}, {f})
 torch.linalg.det({f} @ {f}.mT)
 torch.linalg.inv({f} @ {f}.mT + torch.eye({f}.size(-2), device=D))
 torch.linalg.cholesky({f} @ {f}.mT + 2 * torch.eye({f}.size(-2), device=D))
+torch.linalg.qr({f})[1]
+torch.linalg.svdvals({f})
+torch.linalg.solve({f} @ {f}.mT + 2 * torch.eye({f}.size(-2), device=D), {f})
+torch.linalg.eigvalsh({f} @ {f}.mT)
+torch.fft.fft({f}).abs()
+torch.fft.irfft(torch.fft.rfft({f}, dim={d}), dim={d})
+torch.cross({f}, {s}, dim={d})
 torch.bilinear({f}, {f}, torch.ones(2, {f}.size(-1), {f}.size(-1), device=D), None)
 """
 
@@ -257,6 +264,13 @@ recurrent("rnn_relu", {f})
 recurrent("gru", {f}, True)
 recurrent("lstm", {f})
 recurrent("lstm", {f}.double(), True)
+F.conv3d({f}.reshape(1, 1, 1, -1, 2), torch.ones(2, 1, 1, 1, 2, device=D))
+F.conv3d({f}.reshape(1, 1, 1, -1, 2).to(memory_format=torch.channels_last_3d), torch.ones(2, 1, 1, 1, 1, device=D))
+F.avg_pool3d({f}.reshape(1, 1, -1, 2, 1).expand(1, 1, -1, 2, 2), 2)
+F.fold({f}.reshape(1, -1, 4), (2, 2), 1)
+nn.TransformerEncoderLayer(2, 1, 4, 0.0, device=D)({f}.reshape(-1, 1, 2))
+nn.MultiheadAttention(2, 2, device=D)(*[{f}.reshape(-1, 1, 2)] * 3)[0]
+F.triplet_margin_loss({f}, {s}, {s} * {n})
 F.grid_sample({f}, torch.zeros({f}.size(0), 2, 2, 2, device=D), align_corners=False)
 """
 
@@ -376,6 +390,7 @@ torch.utils.checkpoint.checkpoint(torch.sin, {f}, use_reentrant=False)
 torch.autograd.functional.jacobian(torch.sin, {f})
 torch.func.grad(lambda v: (v * v).sum())({f})
 torch.func.vmap(torch.sin)({x})
+Doubled.apply({f})
 torch.func.jvp(torch.sin, ({f}.nan_to_num(0, 1, -1),), ({f}.nan_to_num(0, 1, -1),))[1] + 0.0
 torch.func.grad(lambda v: (v @ v.mT).square().sum())({f})
 torch.func.grad(lambda v: F.scaled_dot_product_attention(v, v, v).sum())({f})
@@ -514,6 +529,10 @@ BACKWARD = """
 {f}.square().mean().backward(inputs=[{f}])
 {f}.register_hook(lambda grad: grad * 2)
 {f}.register_hook(lambda grad: read(grad))
+{f}.register_hook(lambda grad: [][{k}])
+{f}.sum().backward(create_graph=True)
+Doubled.apply({f}).sum().backward()
+Doubled.apply({f}).square().sum().backward(retain_graph=True)
 {f}.register_post_accumulate_grad_hook(lambda leaf: leaf.grad.mul_(2))
 {f}.retain_grad()
 {f}.grad = None
@@ -543,6 +562,14 @@ torch.set_default_dtype(torch.float64)
 torch.set_default_dtype(torch.float32)
 torch.use_deterministic_algorithms(True, warn_only=True)
 torch.set_float32_matmul_precision("medium")
+torch.set_default_device(D)
+torch.set_default_device(None)
+torch.autograd.set_detect_anomaly(True)
+{x} = copy.deepcopy({x}.detach())
+{x} = copy.copy({x})
+{x} = pickle.loads(pickle.dumps({x}.detach()))
+{x} = ({x}.clone() if D == "cpu" else {x}.cpu()).to(D)
+{x} = ({x}.double().clone() if D == "cpu" else {x}.cpu()).to(D, torch.float64)
 torch.manual_seed({k})
 torch.get_device_module(D).manual_seed({k}) if D != "cpu" else torch.manual_seed({k})
 """
@@ -581,6 +608,14 @@ with torch.no_grad(): {f}[{i}] = {n}
 with torch.inference_mode(): {t} = {x} + {y}
 with torch.inference_mode(): {t} = {x}.view(-1)
 with torch.enable_grad(): {t} = {f} * 2
+with torch.device(D): {t} = torch.ones(2, 3) * {n}
+with torch.autograd.graph.saved_tensors_hooks(lambda held: held * 1, lambda held: held + 0): {t} = {f} * {f}
+with torch.autograd.graph.save_on_cpu(): {t} = {f}.sin() * {f}
+with torch.autograd.set_multithreading_enabled(False): {f}.sum().backward()
+with torch.autograd.forward_ad.dual_level(): {t} = {f} * 2 + {n}
+try:\\n    {x}.add_({n})\\n    raise KeyError\\nexcept KeyError: {t} = {x} * {n}
+with torch.no_grad():\\n    {t} = {f} * {n}\\n    raise KeyError('in the middle')
+with torch.autocast(D, dtype=torch.bfloat16):\\n    {t} = {f} @ {m}\\n    [][{k}]
 with torch.random.fork_rng(devices=[]): {t} = {x} + 1
 for _ in range(3): {x} = {x} + {n}
 for _ in range(3): {x}.mul_({n})

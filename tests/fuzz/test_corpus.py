@@ -110,6 +110,12 @@ def test_each_kind_of_difference_is_seen(name: str) -> None:
     assert found.split(": ", 1)[1].startswith(expected)
 
 
+def test_a_write_that_autograd_is_not_told_of_is_seen() -> None:
+    write = "t0.add_(1) if D == 'cpu' else t0.data.add_(1)"
+    found = check(Program("different", 0, ("t0 = torch.zeros(2, device=D)", write)), MODES["interpreter"])
+    assert found == "execution 0: finals t0 writes: 0 instead of 1"
+
+
 def test_an_error_that_depends_on_data_may_come_later_and_must_come() -> None:
     bad = "t1 = t0[torch.tensor([99], device=D)]"
     program = Program("late", 0, ("t0 = torch.ones(3, device=D)", bad, "t2 = t0 * 2", "read(t2)"))

@@ -20,6 +20,12 @@ LAYERS = (
     "nn.Sequential(nn.Dropout(0.25), nn.Linear({i}, {o}), nn.Tanh())",
     "nn.Sequential(nn.Unflatten(1, (1, {i})), nn.Conv1d(1, {o}, 3, padding=1), nn.AdaptiveAvgPool1d(1), nn.Flatten())",
     "nn.Sequential(nn.Linear({i}, {o}), nn.PReLU(), nn.RMSNorm({o}))",
+    "nn.Sequential(nn.Unflatten(1, (1, 1, {i})), nn.Conv2d(1, {o}, (1, 3), padding=(0, 1), bias=False), "
+    "nn.BatchNorm2d({o}), nn.ReLU(), nn.AdaptiveMaxPool2d(1), nn.Flatten()).to(memory_format=torch.channels_last)",
+    "nn.Sequential(nn.Unflatten(1, (1, {i})), nn.TransformerEncoderLayer({i}, 1, 8, 0.1, batch_first=True), "
+    "nn.Flatten(), nn.Linear({i}, {o}))",
+    "nn.Sequential(nn.Linear({i}, 2 * {o}), nn.GLU(), nn.GroupNorm(1, {o}))",
+    "nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear({i}, {o})), nn.AlphaDropout(0.2))",
 )
 OPTIMIZERS = (
     "torch.optim.SGD({p}, n0, foreach={b})",
@@ -36,6 +42,10 @@ OPTIMIZERS = (
     "torch.optim.NAdam({p}, 0.01, foreach={b})",
     "torch.optim.RAdam({p}, 0.01, foreach={b})",
     "torch.optim.Rprop({p}, 0.01, foreach={b})",
+    "torch.optim.ASGD({p}, 0.01, lambd=0.1, foreach={b})",
+    "torch.optim.Adafactor({p}, 0.01, foreach={b})",
+    "torch.optim.SGD({p}, 0.1, momentum=0.5, fused=True)",
+    "torch.optim.NAdam({p}, 0.01, decoupled_weight_decay=True, weight_decay=0.1, foreach={b})",
 )
 SCHEDULES = (
     "torch.optim.lr_scheduler.StepLR(o, 2, 0.5)",
@@ -43,6 +53,13 @@ SCHEDULES = (
     "torch.optim.lr_scheduler.CosineAnnealingLR(o, 5)",
     "torch.optim.lr_scheduler.LinearLR(o, total_iters=3)",
     "torch.optim.lr_scheduler.LambdaLR(o, lambda step: 1 / (step + 1))",
+    "torch.optim.lr_scheduler.MultiStepLR(o, [1, 3], 0.5)",
+    "torch.optim.lr_scheduler.OneCycleLR(o, 0.1, total_steps=40, cycle_momentum=False)",
+    "torch.optim.lr_scheduler.CyclicLR(o, 0.01, 0.1, step_size_up=2, cycle_momentum=False)",
+    "torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(o, 2)",
+    "torch.optim.lr_scheduler.PolynomialLR(o, 4)",
+    "torch.optim.lr_scheduler.SequentialLR(o, [torch.optim.lr_scheduler.ConstantLR(o, 0.5, 2), "
+    "torch.optim.lr_scheduler.ExponentialLR(o, 0.8)], [2])",
 )
 LOSSES = (
     "F.mse_loss({y}, t1)",
@@ -100,6 +117,26 @@ CHANGES = (
     "h.remove()",
     "m[-1] = copy.deepcopy(m[-1])",
     "m2 = copy.deepcopy(m)",
+    "m2 = torch.optim.swa_utils.AveragedModel(m)",
+    "m2.update_parameters(m)",
+    "m[0].weight = nn.Parameter(m[0].weight * n1) if isinstance(m[0], nn.Linear) else m[0].weight",
+    "m[0].bias = None",
+    "h = m[-1].register_forward_hook(lambda module, given, made: made * n2)",
+    "h = m[0].register_full_backward_hook(lambda module, before, after: None)",
+    # Before any gradient is there: in which order they come is not promised.
+    "h = m[-1].register_full_backward_pre_hook(lambda module, grads: [][1])",
+    "h = m[-1].register_forward_pre_hook(lambda module, given: [][1])",
+    "m.apply(lambda module: nn.init.ones_(module.bias) if isinstance(module, nn.Linear) and module.bias is not None "
+    "else None)",
+    "nn.utils.prune.l1_unstructured(m[0], 'weight', 0.5) if isinstance(m[0], nn.Linear) else None",
+    "m.to(memory_format=torch.channels_last)",
+    "m.half().float()",
+    "[p.grad.mul_(n2) for p in m.parameters() if p.grad is not None]",
+    "torch.set_default_dtype(torch.float64)",
+    "torch.use_deterministic_algorithms(True, warn_only=True)",
+    "o.register_state_dict_pre_hook(lambda optimizer: None)",
+    "o.load_state_dict(pickle.loads(pickle.dumps(o.state_dict())))",
+    "F.mse_loss(m(t0), t1).backward()",
     "t0 = t0 * n1",
     "t0.mul_(n1)",
     "t1 = t1[:, :]",
@@ -171,9 +208,9 @@ def _body(choose: random.Random, returns: bool) -> list[str]:
 
 def _variants(choose: random.Random, executions: int) -> tuple[dict[str, Any], ...]:
     made = []
-    first = {"n0": 0.1, "n1": 0.05, "n2": 0.5, "A": choose.choice((1, 2, 4, 5))}
+    first = {"n0": 0.1, "n1": 0.05, "n2": 0.5, "k0": 2, "k1": 1, "A": choose.choice((1, 2, 4, 5))}
     for place in range(executions):
-        other = {"n0": 0.2, "n1": 0.01, "n2": 2.0, "A": choose.choice((2, 3, first["A"]))}
+        other = {"n0": 0.2, "n1": 0.01, "n2": 2.0, "k0": 2, "k1": 0, "A": choose.choice((2, 3, first["A"]))}
         made.append(first if place < 2 or choose.random() < 0.5 else other)
     return tuple(made)
 
@@ -206,6 +243,14 @@ FUNCTIONS = (
     "def f(a, b, c=1.5):\n    c = torch.randn(3, device=D)\n    return a + c.sum(), c",
     "def f(a, b, c=1.5):\n    d = (a * w.mean()).sum()\n    if d.requires_grad: d.backward()\n    return d.detach()",
     "def f(a, b, c=1.5):\n    return torch.cat([a, b]), a.sum().item()",
+    "def f(a, b, c=1.5):\n    d = a * c\n    if c <= 0: raise ValueError('in the middle')\n    return d + b",
+    "def f(a, b, c=1.5):\n    b.view(-1)[0] = c\n    return a + b, {'sum': b.sum(), 'all': [a, c]}",
+    "def f(a, b, c=1.5):\n    with torch.autocast(D, dtype=torch.bfloat16):\n        return (a @ w.t()) * c",
+    "def f(a, b, c=1.5):\n    def inner(d):\n        return d * w.sum() + c\n    return inner(a), inner(b)",
+    "def f(a, b, c=1.5):\n    return torch.where(a > c, a, b * n0), a.expand(2, *a.shape)",
+    "def f(a, b, c=1.5):\n    return F.layer_norm(a, a.shape[-1:]) * k0, a.new_zeros(a.shape[0], k1 + 1)",
+    "def f(a, b, c=1.5):\n    torch.add(a, b, alpha=c, out=b)\n    return b * 2",
+    "def f(a, b, c=1.5):\n    return (a.double() * c).to(a.dtype), Doubled.apply(b)",
 )
 CALLS = (
     "t5 = f(t0, t1)",
@@ -219,6 +264,24 @@ CALLS = (
     "t5 = f(t0, t1[:, :])",
     "for _ in range(4): t5 = f(t0, t1)",
     "for _ in range(3): t0 = t0 + 1; t5 = f(t0, t1)",
+    "t5 = f(t0, t0)",
+    "t5 = f(t0, t0.view(A, 3))",
+    "t5 = f(t0.double(), t1)",
+    "t5 = f(t0[:1].expand(A, 3), t1)",
+    "t5 = f(t0.t().clone().t(), t1)",
+    "t5 = f(t0[:1], t1[:1])",
+    "t5 = f(t0[:0], t1[:0])",
+    "k0 = k0 + 1",
+    "k1 = 2",
+    "w.requires_grad_(not w.requires_grad)",
+    "w[0].zero_() if not w.requires_grad else None",
+    "w = nn.Parameter(w.detach() + 1, requires_grad=w.requires_grad)",
+    "w = w.t().contiguous().t()",
+    "torch.set_default_dtype(torch.float64)",
+    "with torch.autocast(D, dtype=torch.bfloat16): t5 = f(t0, t1)",
+    "with torch.no_grad(): t5 = f(t0, t1)",
+    "t8 = t5[0].add_(1) if isinstance(t5, tuple) else t5.add_(1)",
+    "raise KeyError('in the middle')",
     "w = w * 2",
     "w.data = w.data + 1",
     "w = w.detach().requires_grad_()",

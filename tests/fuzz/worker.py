@@ -85,8 +85,13 @@ class Worker:
                 if seed % RESET_EVERY == 0:
                     torch_ltc.ir_cache.reset()
                 say(f"begin seed {seed}")
-                program = self._programs.get(seed) or generate(seed, self.executions, kind)
-                self._programs[seed] = program
+                program = self._programs.get(seed)
+                if program is None:
+                    try:
+                        program = self._programs[seed] = generate(seed, self.executions, kind)
+                    except Exception as error:
+                        say(f"fail {kind or 'all'} the program of seed {seed} cannot be made: {error!r}"[:300])
+                        continue
                 say(f"begin {program.name}")
                 word, text = self.one(program, mode)
                 say(f"{word} {program.kind} {text}")

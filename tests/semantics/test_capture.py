@@ -6,6 +6,7 @@ import copy
 import re
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -222,6 +223,65 @@ def test_a_call_that_cannot_be_captured_runs_between_graphs(
     assert "1 calls between graphs" in captures(seen)[0].text
     assert re.search(r"the first aten::cumsum at .*test_capture.py:\d+", captures(seen)[0].text)
     assert re.search(r"captured as 2 graphs: .*aten::cumsum at .*; \d replays", str(torch_ltc.explain()))
+
+
+def test_a_call_that_fails_while_others_are_captured_loses_what_depends_on_it_alone(graphs: StandInGraphs) -> None:
+    x = torch.arange(4).to("ltc")
+    with settings.scope(cuda_graphs="always"):
+        for factor in (2, 0):
+            # The number changes: its call runs by itself, and a graph of the others is tried after it.
+            divisors = x * factor
+            quotients, kept = 8 // divisors[1:], x + 5
+            torch_ltc.sync()
+            assert not factor or quotients.tolist() == [4, 2, 1]
+        with pytest.raises(RuntimeError, match=r"aten::floor_divide.*ZeroDivisionError") as error:
+            quotients.tolist()
+        assert f"{Path(__file__).name}:" in str(error.value)
+        assert kept.tolist() == [5, 6, 7, 8]
+        assert divisors.tolist() == [0] * 4
+
+
+def test_a_call_that_fails_between_graphs_loses_what_depends_on_it_alone(
+    graphs: StandInGraphs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graphs.refused = frozenset({"aten::cumsum"})
+    run = captured_program.run_call
+
+    def failing(call: Call, value_of: Any, arguments: Arguments) -> dict[int, Any]:
+        if call.name == "aten::cumsum" and graphs.captures:
+            raise RuntimeError("no sums")
+        return run(call, value_of, arguments)
+
+    monkeypatch.setattr(captured_program, "run_call", failing)
+    x = torch.arange(4.0).to("ltc")
+    with settings.scope(cuda_graphs="always"):
+        for step in range(3):
+            before, sums, after = x + step, (x * 2).cumsum(0) + 1, x + 5
+            torch_ltc.sync()
+            if step < 2:
+                assert sums.tolist() == [1, 3, 7, 13]
+            else:
+                with pytest.raises(RuntimeError, match=r"aten::cumsum.*no sums"):
+                    sums.tolist()
+            assert before.tolist() == [step, step + 1, step + 2, step + 3]
+            assert after.tolist() == [5, 6, 7, 8]
+
+
+@pytest.mark.parametrize("way", ["out=", "resize_"])
+def test_an_output_whose_memory_is_resized_is_not_written_by_the_next_replay(way: str, graphs: StandInGraphs) -> None:
+    x, kept = torch.arange(12.0).to("ltc"), []
+    with settings.scope(cuda_graphs="always"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for step in range(12):
+            y = torch.ones(2, device="ltc") * 2 + 3
+            torch_ltc.sync(wait=True)
+            assert y.tolist() == [5, 5], step
+            if step % 2:
+                kept.append(y)
+                torch.add(x, step, out=y) if way == "out=" else y.resize_(12).copy_(x + step)
+    assert graphs.captures > 1
+    for place, tensor in enumerate(kept):
+        assert tensor.tolist() == [n + 1 + 2 * place for n in range(12)]
 
 
 def test_random_numbers_are_those_of_the_seed_whatever_is_replayed(graphs: StandInGraphs) -> None:

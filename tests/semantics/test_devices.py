@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -115,6 +116,34 @@ def test_mixing_devices_raises_and_names_both(name: str) -> None:
         torch_ltc.sync(wait=True)
         assert result is None, "it went through"
     assert ours.tolist() == cpu.tolist() == [[1.0, 1.0], [1.0, 1.0]]
+
+
+LISTS: dict[str, Callable[[list[Tensor], list[Tensor]], object]] = {
+    "a number": lambda many, other: torch._foreach_add_(many, 2),
+    "numbers": lambda many, other: torch._foreach_mul_(many, [2.0, 3.0, 4.0]),
+    "no target": lambda many, other: torch._foreach_sqrt(many),
+    "two lists": lambda many, other: torch._foreach_add_(many, other, alpha=0.5),
+    "three lists": lambda many, other: torch._foreach_addcmul_(many, other, many, value=0.5),
+    "norms": lambda many, other: torch._foreach_norm(many),
+    "copies": lambda many, other: torch._foreach_copy_(many, other),
+    "zeroed": lambda many, other: torch._foreach_zero_(many),
+}
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_lists_with_tensors_of_the_cpu_among_those_of_the_device_are_computed_one_by_one(name: str) -> None:
+    # As on PyTorch's other devices: what an optimizer keeps may lie here and there.
+    def run(device: str) -> list[Any]:
+        many = [torch.full((size,), 4.0, device=where) for size, where in ((2, device), (3, "cpu"), (4, device))]
+        other = [torch.arange(float(len(tensor)), device=tensor.device) for tensor in many]
+        made = [LISTS[name](many, other) for _ in range(20)][-1]
+        torch_ltc.sync()
+        versions = [tensor._version for tensor in many]
+        places = [tensor.device.type == device for tensor in many]
+        return [versions, places, *[tensor.tolist() for tensor in (*many, *(made if isinstance(made, tuple) else ()))]]
+
+    ours, (versions, _, *expected) = run("ltc"), run("cpu")
+    assert ours == [versions, [True, False, True], *expected]
 
 
 CPU_TARGETS: dict[str, Callable[[Tensor, Tensor], object]] = {

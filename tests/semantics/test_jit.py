@@ -6,16 +6,20 @@ import copy
 import functools
 import io
 import itertools
+import math
 import random
+import struct
 import sys
 import types
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 import torch_ltc
 from torch_ltc.debug.history import history
@@ -133,6 +137,133 @@ def test_a_number_that_decides_is_looked_at_each_time() -> None:
     expected = [float(s) if s < 2 else 1.0 - s for s in (0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 1.5, 1.5, 1.5)]
     got = [function(x, s).tolist()[0] for s in (0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 1.5, 1.5, 1.5)]
     assert got == expected
+
+
+@dataclass
+class Rates:
+    """Numbers in an argument."""
+
+    rate: float
+
+
+# What a function may do with a number that it is given, besides handing it to operators.
+NUMBER_USES: dict[str, Callable[[Tensor, float], Any]] = {
+    "returned": lambda x, c: (x * 2, c),
+    "returned in a dictionary": lambda x, c: {"made": x * c, "rates": [c, -c]},
+    "its negative returned": lambda x, c: (x * 2, -c),
+    "its negative handed over": lambda x, c: x * -c,
+    "a branch on its negative": lambda x, c: x * 2 if -c > 0 else x * 3,
+    "a branch on the number with a sign": lambda x, c: x * 2 if +c > 1 else x * 3,
+    "converted": lambda x, c: x * (float(c) + 1),
+    "a branch on what it is converted to": lambda x, c: x * 2 if float(c) > 1 else x * 3,
+    "a branch on its real part": lambda x, c: x * 2 if c.real > 1 else x * 3,
+    "conjugated": lambda x, c: x * c.conjugate(),
+    "asked whether it is whole": lambda x, c: x * 2 if c.is_integer() else x * 3,
+    "its digits": lambda x, c: x * len(c.hex()),
+    "as a ratio": lambda x, c: x * c.as_integer_ratio()[0],
+    "divided by": lambda x, c: x * divmod(7.0, c)[0],
+    "rounded": lambda x, c: x * round(c, 1),
+    "an index": lambda x, c: x * (1, 2, 3)[int(c) % 3],
+    "a power": lambda x, c: x * 2.0**c,
+    "looked up": lambda x, c: x * 2 if c in {1.5, 2.5} else x * 3,
+    "copied": lambda x, c: (x * 2, copy.copy(c), copy.deepcopy(c)),
+    "in a text": lambda x, c: x * len(f"{c:.3f}"),
+    "the largest": lambda x, c: x * max(c, 1.0),
+    "read in C": lambda x, c: x * math.sin(c),
+    "its sign read in C": lambda x, c: x * math.copysign(1.0, c),
+    "its size read in C": lambda x, c: x * 2 if math.isinf(c) else x * 3,
+    "added up in C": lambda x, c: x * math.fsum([c, 1.0]),
+    "packed": lambda x, c: x * struct.pack("d", c)[6],
+    "an array": lambda x, c: x * float(np.array([c]).sum()),
+    "an element": lambda x, c: torch.cat([x, torch.full((1,), c, device=x.device)]),
+    "in a dataclass": lambda x, c: x * 2 if c > 1 else x * 3,
+}
+
+
+@pytest.mark.parametrize("name", NUMBER_USES)
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_a_number_is_never_frozen_whatever_the_function_does_with_it(name: str) -> None:
+    function, wrapped = NUMBER_USES[name], name == "in a dataclass"
+    ours = torch_ltc.jit((lambda x, given: function(x, given.rate)) if wrapped else function)
+    data = torch.linspace(1, 2, 4)
+    x = data.to("ltc")
+    given = Rates(0.0)
+    for c in (0.5, 0.5, 0.5, 1.5, 2.5, -0.5, -3.0, 2.0, 4.0, -0.0, 0.0, 0.25, 1.5, float("inf"), 2.5, 0.5):
+        given.rate = c
+        made, expected = _outcome(ours, x, given if wrapped else c), _outcome(function, data, c)
+        assert repr(made) == repr(expected), c
+        assert _kinds_of(made) == _kinds_of(expected)
+
+
+def _outcome(function: Callable[..., Any], *args: Any) -> Any:
+    """What a call returns, on the CPU, or the class of its error."""
+    try:
+        return pytree.tree_map_only(Tensor, Tensor.tolist, function(*args))
+    except Exception as error:
+        return type(error)
+
+
+def _kinds_of(made: Any) -> list[type]:
+    return [type(leaf) for leaf in pytree.tree_leaves(made)]
+
+
+RATE_USES: dict[str, Callable[[float], Any]] = {
+    "compared": lambda rate: rate > 0.05,
+    "compared after arithmetic": lambda rate: 2 * rate - 0.01 > 0.05,
+    "converted": lambda rate: float(rate) > 0.05,
+    "compared in C": lambda rate: math.copysign(1.0, rate) > 0,
+    "the least": lambda rate: min(rate, 0.05) == 0.05,
+    "nothing": lambda rate: True,
+}
+
+
+@pytest.mark.parametrize("name", RATE_USES)
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_learning_rate_that_decides_is_looked_at_each_time(name: str, whole: bool) -> None:
+    def run(device: str, wrap: bool) -> tuple[list[Any], list[Any]]:
+        torch.manual_seed(0)
+        model = nn.Linear(3, 2).to(device)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        x = torch.ones(4, 3, device=device)
+
+        def step() -> Any:
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            if RATE_USES[name](optimizer.param_groups[0]["lr"]):
+                nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            optimizer.step()
+            return loss.detach(), optimizer.param_groups[0]["lr"]
+
+        call = torch_ltc.jit(step) if wrap else step
+        losses, rates = [], []
+        for number in range(16):
+            optimizer.param_groups[0]["lr"] = number // 4 if whole else 0.1 * (1 - number // 2 / 8)
+            loss, rate = call()
+            losses.append(loss)
+            rates += [rate, optimizer.param_groups[0]["lr"]]
+        return [loss.item() for loss in losses], [(type(rate), rate) for rate in rates]
+
+    assert run("ltc", True) == run("cpu", False)
+
+
+def test_a_learning_rate_that_only_optimizers_use_is_a_number_of_the_program() -> None:
+    model = nn.Linear(3, 2).to("ltc")
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    x = torch.ones(4, 3, device="ltc")
+
+    @torch_ltc.jit
+    def step() -> Tensor:
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    for number in range(30):
+        optimizer.param_groups[0]["lr"] = 0.1 / (number + 1)
+        step()
+    assert counts(step)[1] > 20
 
 
 def test_a_constant_that_is_changed_is_seen() -> None:
@@ -592,6 +723,40 @@ def test_gradients_stay_in_place_unless_someone_holds_them() -> None:
     assert id(layer.weight.grad) == identity
     assert layer.weight.grad.tolist() == [[7.0] * 3] * 2
     assert counts(step)[1] >= 5
+
+
+def test_autograd_is_told_of_what_a_replay_writes_to() -> None:
+    def run(device: str, wrap: bool) -> list[Any]:
+        torch.manual_seed(0)
+        model = nn.Linear(3, 2).to(device)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        x, cache = torch.ones(4, 3, device=device), torch.zeros(4, 3, device=device)
+
+        def step(given: Tensor) -> Tensor:
+            optimizer.zero_grad()
+            model(given).sum().backward()
+            optimizer.step()
+            return cache.add_(given)
+
+        def fill(given: Tensor) -> Tensor:
+            given[0] = 1.5
+            return given * 2
+
+        calls = [torch_ltc.jit(each) if wrap else each for each in (step, fill)]
+        messages = []
+        for _ in range(6):
+            weight = model.weight
+            for call, changed in ((calls[0], weight), (calls[0], cache), (calls[1], x)):
+                kept = (weight * changed.sum()).sin() if changed is not weight else (weight * weight).sin()
+                graph = (changed.clone().requires_grad_() * changed).sum() + kept.sum()
+                before = changed._version
+                call(x)
+                with pytest.raises(RuntimeError, match="modified by an inplace operation") as error:
+                    graph.backward()
+                messages.append((changed._version - before, str(error.value).partition("[")[0]))
+        return messages
+
+    assert run("ltc", True) == run("cpu", False)
 
 
 def test_a_hook_that_is_added_is_seen() -> None:

@@ -220,3 +220,19 @@ def test_a_kernel_in_a_graph_warns_at_each_replay_at_the_line_of_its_call() -> N
     with settings.scope(cuda_graphs="always"), torch_ltc.use_backend("interpreter"), graphs_on_the_cpu() as graphs:
         assert seen("ltc") == seen("cpu")
         assert graphs.captures
+
+
+def test_a_warning_before_an_error_is_shown_by_the_sync_that_raises_it() -> None:
+    values, index = torch.ones(3, dtype=torch.complex64).to("ltc"), torch.tensor([7]).to("ltc")
+    cast("ltc")
+    lost = values.index_select(0, index)
+    with (
+        warnings.catch_warnings(record=True) as shown,
+        pytest.raises(IndexError, match="index_select"),
+    ):
+        warnings.simplefilter("always")
+        torch_ltc.sync(wait=True)
+    assert ["discards the imaginary part" in str(each.message) for each in shown] == [True]
+    with warnings.catch_warnings(), pytest.raises(RuntimeError, match="index_select"):
+        warnings.simplefilter("error")
+        lost.cpu()

@@ -70,6 +70,10 @@ def both(x: Tensor, y: Tensor, n: int) -> Tensor:
     return x + y
 
 
+def distance(x: Tensor, y: Tensor, n: int) -> Tensor:
+    return torch.ops.aten.smooth_l1_loss_backward(torch.ones((), device=x.device), x, y, 1, 1.0) * 2
+
+
 CASES = (
     Case("size", lambda n: [floats(n, 3)], row_sums),
     Case("size of the last dimension", lambda n: [floats(2, n)], row_sums),
@@ -96,6 +100,7 @@ CASES = (
     Case("padding", lambda n: [floats(3)], lambda x, n: F.pad(x, (n, 1))),
     Case("roll", lambda n: [floats(20)], lambda x, n: x.roll(n)),
     Case("pooling", lambda n: [floats(1, 2, n, n)], lambda x, n: F.adaptive_avg_pool2d(x, 2), (4, 8, 12, 16)),
+    Case("fraction of a size", lambda n: [floats(n, 3), floats(n, 3)], distance),
     Case("several sizes", lambda n: [floats(n, 2 * n, 3)], lambda x, n: x.view(2 * n * n, 3).sum(1)),
 )
 

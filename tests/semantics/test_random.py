@@ -12,6 +12,8 @@ from torch.nn import functional as F
 
 import torch_ltc
 from tests.semantics.support import assert_like_eager, assert_same, observe, run_script
+from tests.support.backends import FunctionalBackend, registered
+from torch_ltc.config import settings
 
 pytestmark = pytest.mark.usefixtures("any_fingerprints")
 
@@ -70,6 +72,8 @@ DRAWS: dict[str, Callable[[str], Any]] = {
     "dropout2d": lambda device: F.dropout2d(torch.ones(2, 8, 3, 3, device=device), 0.4),
     "alpha_dropout": lambda device: F.alpha_dropout(torch.ones(50, device=device), 0.4, training=True),
     "feature_alpha_dropout": lambda device: F.feature_alpha_dropout(torch.ones(2, 8, 3, device=device), 0.4, True),
+    "gamma": lambda device: torch._standard_gamma(torch.full((9,), 2.0, device=device)),
+    "dirichlet": lambda device: torch._sample_dirichlet(torch.full((3, 4), 2.0, device=device)),
     "rrelu": lambda device: F.rrelu(-torch.ones(50, device=device), training=True),
     "gumbel_softmax": lambda device: F.gumbel_softmax(torch.ones(3, 4, device=device)),
     "kaiming_uniform_": lambda device: nn.init.kaiming_uniform_(torch.empty(4, 3, device=device)),
@@ -88,6 +92,22 @@ def test_drawing_gives_the_numbers_of_cpu_eager(name: str) -> None:
     # The numbers of CPU eager for the same seed; the state afterwards too, as the second draw shows.
     for _ in range(3):
         assert_like_eager(lambda device: (DRAWS[name](device), torch.rand(2, device=device)))
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_drawing_around_compiled_code_in_functional_form_moves_the_devices_generator_alone(name: str) -> None:
+    with registered(FunctionalBackend), settings.scope(backend="functional"):
+        torch.manual_seed(5)
+        before = torch.get_rng_state()
+        for _ in range(3):
+            torch.ltc.manual_seed(4)
+            made = DRAWS[name]("ltc") * 1
+            after = torch.ltc.get_rng_state().cpu()
+            assert torch.equal(torch.get_rng_state(), before)
+            torch.manual_seed(4)
+            assert_same(made, DRAWS[name]("cpu") * 1)
+            assert torch.equal(after, torch.get_rng_state())
+            torch.set_rng_state(before)
 
 
 @pytest.mark.usefixtures("backend")

@@ -20,6 +20,11 @@ from torch_ltc.program.instruction import written_positions
 from torch_ltc.pytorch.kernel_calls import call_kernel
 from torch_ltc.shapes.stand_ins import dropped_warnings
 
+# Kernels of the CPU raise where the divisor is a zero of integers; those of a device do not, and a graph cannot.
+_DIVIDES = frozenset(
+    f"aten::{name}{tail}" for name in ("floor_divide", "remainder", "fmod", "div") for tail in ("", "_")
+)
+
 
 class _TakesDown(TorchDispatchMode):
     def __init__(self, refused: frozenset[str]) -> None:
@@ -32,6 +37,8 @@ class _TakesDown(TorchDispatchMode):
         if func._schema.name in self.refused:
             raise RuntimeError("operation not permitted when stream is capturing")
         named = kwargs or {}
+        if func._schema.name in _DIVIDES and not any(map(_has_fractions, tree_leaves((args, named)))):
+            raise RuntimeError("the stand-in does not divide integers in graphs")
         for position, argument in enumerate(func._schema.arguments):
             if position in written_positions(func):
                 value = args[position] if position < len(args) else named.get(argument.name)
@@ -54,11 +61,20 @@ class _TakesDown(TorchDispatchMode):
             storage.copy_(value)
 
 
+def _has_fractions(value: Any) -> bool:
+    """True for a number or tensor of a dtype that has quotients by zero."""
+    return isinstance(value, (float, complex)) or (
+        isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
+    )
+
+
 class StandInGraph:
     """Operators that were taken down."""
 
     def __init__(self, calls: list[tuple[Any, Any, Any, list[Any]]], pool: int) -> None:
         self._calls = calls
+        self._tensors = [each for each in tree_leaves(calls) if isinstance(each, torch.Tensor)]
+        self._addresses = [each.data_ptr() for each in self._tensors]
         self.pool = pool
 
     def keep_state(self) -> None:
@@ -72,6 +88,8 @@ class StandInGraph:
 
     def replay(self) -> None:
         """Run them again, in the same memory. No code of the host runs in a graph: nothing warns."""
+        if [each.data_ptr() for each in self._tensors] != self._addresses:
+            raise RuntimeError("a graph is launched that would use memory which has moved")
         for func, args, kwargs, made in self._calls:
             with dropped_warnings():
                 results = tree_leaves(call_kernel(func, args, kwargs))

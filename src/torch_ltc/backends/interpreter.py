@@ -81,13 +81,27 @@ class Interpretation(Computation):
         inputs = arguments.inputs
         for instruction, tensor in zip(self._inputs, inputs, strict=True):
             values[instruction.number] = tensor
-        failures: list[LtcError] = []
         lost = any(isinstance(tensor, LtcError) for tensor in inputs)
-        native = self._native_calls(arguments)
+        return self._run_from(0, values, arguments, self._native_calls(arguments), lost)
+
+    def resume(self, index: int, values: list[Any], arguments: Arguments, error: Exception | None = None) -> Outcome:
+        """Run the calls from this one on, with the values of those before it; the first has failed already if there is
+        an error."""
+        return self._run_from(index, values, arguments, None, False, error)
+
+    def _run_from(
+        self,
+        index: int,
+        values: list[Any],
+        arguments: Arguments,
+        native: NativeCalls | None,
+        lost: bool,
+        error: Exception | None = None,
+    ) -> Outcome:
+        failures: list[LtcError] = []
         run_call, calls, dead = self._run_call, self._calls, self._dead
-        index, count = 0, len(calls)
+        count = len(calls)
         while index < count:
-            error: Exception | None = None
             if native is not None and not lost:
                 index, error = native.run(values, arguments, index)
                 if index == count:
@@ -112,6 +126,7 @@ class Interpretation(Computation):
             for number in dead[index]:
                 values[number] = None
             index += 1
+            error = None
         return Outcome([values[n] for n in self._program.outputs], failures)
 
     def _native_calls(self, arguments: Arguments) -> NativeCalls | None:

@@ -25,6 +25,7 @@ from torch_ltc.device import (
 from torch_ltc.device.fallback import run_eagerly
 from torch_ltc.device.kernels import Kernel, eager_kernel, make_kernel, native_operators, record
 from torch_ltc.device.registration import composed_explicitly
+from torch_ltc.errors import DeviceMismatchError
 from torch_ltc.native.recording import native
 from torch_ltc.pytorch.patches import registers
 from torch_ltc.pytorch.private import OpOverload, all_schemas, has_kernel, has_kernel_for
@@ -113,7 +114,7 @@ def kernel_for(op: OpOverload) -> Kernel | None:
     if plain in _RANGES and operator.kinds[:2].count(Kind.TENSOR):
         return _on_any_device(op, make_kernel(op))
     if plain.startswith("_foreach_"):
-        kernel = _counting_versions(operator, make_kernel(op))
+        kernel = _on_several_devices(op, _counting_versions(operator, make_kernel(op)))
         return (
             _with_numbers(plain, kernel)
             if plain.startswith("_foreach_addc") and op._overloadname == "Tensor"
@@ -132,6 +133,25 @@ def _on_any_device(op: OpOverload, kernel: Kernel) -> Kernel:
         return composed_explicitly(op, *args, device=device, **kwargs)
 
     return on_any_device
+
+
+def _on_several_devices(op: OpOverload, kernel: Kernel) -> Kernel:
+    """The kernel of an operator on lists: where they hold tensors of the CPU, too, each element is computed by itself,
+    as on PyTorch's other devices."""
+    if not has_kernel_for(op.name(), "CompositeExplicitAutograd"):
+        return kernel
+
+    def on_several_devices(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return kernel(*args, **kwargs)
+        except DeviceMismatchError:
+            lists = [arg for arg in args if isinstance(arg, (list, tuple))]
+            if all(len({item.device for item in items if isinstance(item, torch.Tensor)}) < 2 for items in lists):
+                raise
+            return composed_explicitly(op, *args, **kwargs)
+
+    vars(on_several_devices).update(vars(kernel))
+    return on_several_devices
 
 
 def _with_numbers(name: str, kernel: Kernel) -> Kernel:

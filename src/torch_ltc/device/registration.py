@@ -144,10 +144,11 @@ class _GuardBehindHooks:
         self._deferred.__enter__()
         self._count(1)
 
-    def _count(self, more: int) -> None:
-        with _GuardBehindHooks._lock:
-            _GuardBehindHooks.blocks += more
-            _Guard.type_ = _type_behind_hooks if _GuardBehindHooks.blocks else _type_in_c
+    @classmethod
+    def _count(cls, more: int) -> None:
+        with cls._lock:
+            cls._blocks += more
+            _Guard.type_ = _type_behind_hooks if cls._blocks else _type_in_c
 
     def __exit__(self, *error: Any) -> None:
         self._count(-1)

@@ -18,10 +18,11 @@ import torch
 from torch_ltc.execute.buffer_passes import Addresses
 from torch_ltc.execute.kernel_warnings import KeptWarning, keep_again, noted_warnings
 from torch_ltc.lowering.functional_computation import FunctionalComputation
-from torch_ltc.lowering.interface import Arguments, Outcome
+from torch_ltc.lowering.interface import Arguments, Computation, Outcome
 from torch_ltc.lowering.kernel_call import Lookup, fill, run_call, run_filled
 from torch_ltc.lowering.lower import same_number
 from torch_ltc.lowering.out_of_memory import is_out_of_memory, make_room
+from torch_ltc.lowering.registry import registry
 from torch_ltc.program.collectives import is_collective
 from torch_ltc.program.instruction import Call, Program, ReturnKind, Scalar
 from torch_ltc.pytorch.private import conj_view, neg_view
@@ -131,6 +132,7 @@ class CapturedProgram:
         self._written: list[_Slot] = []
         self._fixed_positions: list[int] = []
         self._addresses: Addresses | None = None
+        self._places: Addresses | None = None
         self._fixed_numbers: list[tuple[int, object]] = []
         # All of them, if they are none whose sign equality hides.
         self._numbers: list[object] | None = None
@@ -160,6 +162,9 @@ class CapturedProgram:
     def fits(self, tensors: list[Any], numbers: Sequence[object]) -> bool:
         """True when the inputs lie where the graphs look for them, and the numbers are those in the graphs."""
         if self._addresses is None or self.is_stale or not self._addresses.same(tensors):
+            return False
+        if self._places is None or not self._places.same(self.outputs):
+            # Somebody has resized the memory of an output.
             return False
         return numbers == self._numbers or all(same_number(numbers[s], v) for s, v in self._fixed_numbers)
 
@@ -198,6 +203,8 @@ class CapturedProgram:
                 self._numbers = list(arguments.scalars)
             self.outputs = list(outcome.results)
             self._own = {id(result) for result in self.outputs}
+            if self.failure is None:
+                self._places = Addresses(self.outputs, list(range(len(self.outputs))))
         return outcome
 
     def _prepare(self, tensors: list[Any]) -> list[Any]:
@@ -397,29 +404,39 @@ class CapturedCalls(CapturedProgram):
         kept = {
             number for segment in self._segments if segment.direct for call in segment.calls for number in call.operands
         }
+        done = 0
         for segment in self._segments:
-            if self.failure is not None or segment.direct:
-                for call in segment.calls:
-                    self._run_now(segment, call, values, arguments)
+            if segment.direct:
+                try:
+                    self._run_direct(segment, values, arguments)
+                except Exception as error:
+                    self.failure = _CannotCapture(segment.calls[0], error)
+                    return self._resume(done, values, arguments, error)
             elif not self._capture_segment(segment, values, kept, arguments):
-                if segment is self._segments[0]:
-                    return None
-                for call in segment.calls:
-                    values.update(run_call(call, values.__getitem__, arguments))
-        if self.failure is None:
-            self._values = {number: values[number] for number in kept}
-            used = {slot for s in self._segments if not s.direct for call in s.calls for slot in _slots_of(call)}
-            self._fixed_numbers = [(slot, arguments.scalars[slot]) for slot in sorted(used)]
-            for segment in self._segments:
-                if segment.direct:
-                    segment.run = _prepared(segment.calls[0], self._values.__getitem__, arguments)
+                return self._resume(done, values, arguments) if done else None
+            done += len(segment.calls)
+        self._values = {number: values[number] for number in kept}
+        used = {slot for s in self._segments if not s.direct for call in s.calls for slot in _slots_of(call)}
+        self._fixed_numbers = [(slot, arguments.scalars[slot]) for slot in sorted(used)]
+        for segment in self._segments:
+            if segment.direct:
+                segment.run = _prepared(segment.calls[0], self._values.__getitem__, arguments)
         return Outcome([values[number] for number in self._program.outputs])
 
-    def _run_now(self, segment: _Segment, call: Call, values: dict[int, Any], arguments: Arguments) -> None:
+    def _resume(
+        self, index: int, values: dict[int, Any], arguments: Arguments, error: Exception | None = None
+    ) -> Outcome:
+        """The calls from this one on, which are not captured: one that fails loses what depends on it alone."""
+        reference = registry.reference.compile(self._program)
+        assert isinstance(reference, Computation)
+        made = [values.get(number) for number in range(self._program.values)]
+        return reference.resume(index, made, arguments, error)
+
+    def _run_direct(self, segment: _Segment, values: dict[int, Any], arguments: Arguments) -> None:
+        (call,) = segment.calls
         results = run_call(call, values.__getitem__, arguments)
-        if self.failure is None:
-            kinds = dict(zip(call.numbers, call.flat_returns, strict=True))
-            segment.made = {n: result for n, result in results.items() if kinds[n].kind is ReturnKind.FRESH}
+        kinds = dict(zip(call.numbers, call.flat_returns, strict=True))
+        segment.made = {n: result for n, result in results.items() if kinds[n].kind is ReturnKind.FRESH}
         values.update(results)
 
     def _capture_segment(self, segment: _Segment, values: dict[int, Any], kept: set[int], arguments: Arguments) -> bool:

@@ -397,8 +397,8 @@ def read_number(tensor: torch.Tensor, use: Callable[[torch.Tensor], Any], what: 
     if value is None:
         return read(tensor, use, what)
     reads_after_syncs.note_read()
-    executor.raise_deferred()
     executor.show_warnings()
+    executor.raise_deferred()
     if has_listeners(ReadEvent):
         source = current_source()
         tell(ReadEvent, what, tensor.dtype.itemsize, time.perf_counter() - began, source, 0.0)
@@ -424,8 +424,8 @@ def read_buffer(buffer: Buffer, spec: Spec, use: Callable[[torch.Tensor], Result
         raise lost from error
     finally:
         executor.hand_over()
-    executor.raise_deferred()
     executor.show_warnings()
+    executor.raise_deferred()
     if has_listeners(ReadEvent):
         source = current_source()
         took_s = time.perf_counter() - began
@@ -483,13 +483,14 @@ def physical(buffer: Buffer, spec: Spec) -> torch.Tensor:
 
 
 def sync(wait: bool = False) -> None:
-    """Queue what is pending. With `wait`, return when it has run. Raises the error of an earlier program, once."""
+    """Queue what is pending. With `wait`, return when it has run. Shows warnings of earlier programs, and raises the
+    error of one, once."""
     cut(SyncReason.EXPLICIT)
     if wait:
         with span("wait"):
             executor.drain()
-    executor.raise_deferred()
     executor.show_warnings()
+    executor.raise_deferred()
 
 
 def wait_device_ops() -> None:

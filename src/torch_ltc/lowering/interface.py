@@ -165,6 +165,11 @@ class Computation(abc.ABC):
     def run(self, arguments: Arguments) -> Outcome:
         """Run once. On the executor's thread."""
 
+    def resume(self, index: int, values: list[Any], arguments: Arguments, error: Exception | None = None) -> Outcome:
+        """Run the calls from this one on, with the values of those before it; the first has failed already if there is
+        an error. The reference computation alone can do that."""
+        raise NotImplementedError(f"{type(self).__name__} runs whole programs only")
+
     def accepts(self, numbers: Sequence[object]) -> bool:
         """True when it computes what PyTorch's kernels do with these run-time numbers."""
         del numbers

@@ -211,22 +211,20 @@ class Writer(TorchDispatchMode):
 
     def _write(self, op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
         operands: list[int] = []
-        given, named = self._operands(op, args, kwargs, operands)
+        random = is_random(op, args, kwargs)
+        given, named = self._operands(op, args, kwargs, operands, random)
         returns, numbers = self._returns(op, out)
         if op._schema.returns and all(number < 0 for number in numbers) and not is_collective(op):
             return
-        random = is_random(op, args, kwargs)
-        if random and "generator" in named:
-            named["generator"] = DEVICE_GENERATOR
         self._random |= random
         first = next((number for number in numbers if number >= 0), -1)
         call = Call(op, given, named, tuple(operands), returns, first, self.source, random, numbers)
         self._instructions.append(call)
 
     def _operands(
-        self, op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], operands: list[int]
+        self, op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], operands: list[int], random: bool
     ) -> tuple[tuple[object, ...], dict[str, object]]:
-        """The arguments in full, in schema order, defaults filled in."""
+        """The arguments in full, in schema order, defaults filled in. Random calls draw from the device's generator."""
 
         def template(value: Any) -> object:
             if isinstance(value, torch.Tensor):
@@ -241,10 +239,11 @@ class Writer(TorchDispatchMode):
         named: dict[str, object] = {}
         for position, argument in enumerate(op._schema.arguments):
             value = args[position] if position < len(args) else kwargs.get(argument.name, argument.default_value)
+            operand = DEVICE_GENERATOR if random and argument.name == "generator" else template(value)
             if argument.kwarg_only:
-                named[argument.name] = template(value)
+                named[argument.name] = operand
             else:
-                given.append(template(value))
+                given.append(operand)
         return tuple(given), named
 
     def _returns(self, op: OpOverload, out: Any) -> tuple[Returns, tuple[int, ...]]:

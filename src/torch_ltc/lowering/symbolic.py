@@ -5,6 +5,7 @@ Owns the way from expressions in text to symbolic integers and back.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -17,12 +18,14 @@ from torch_ltc.program.specialization import evaluated
 from torch_ltc.pytorch.private import symbolic_function
 from torch_ltc.pytorch.symbolic import ConstantSource, DimDynamic, PythonPrinter, ShapeEnv
 
+_ROUNDING = frozenset({"floor", "ceil", "trunc"})
+
 
 class _Math:
-    """The functions of `math` for symbolic numbers."""
+    """The functions of `math` for symbolic numbers. Those that round know them by themselves."""
 
     def __getattr__(self, name: str) -> Any:
-        return symbolic_function(name)
+        return getattr(math, name) if name in _ROUNDING else symbolic_function(name)
 
 
 # What the text of expressions calls, for symbolic numbers.
@@ -36,7 +39,8 @@ SYMBOLIC_FUNCTIONS: dict[str, Any] = {
 
 
 class _Printer(PythonPrinter):
-    """Prints symbols under the names that the program has for them."""
+    """Prints symbols under the names that the program has for them, and functions under those that expressions are
+    evaluated with: PyTorch's text names functions of `torch`."""
 
     def __init__(self, names: dict[str, str]) -> None:
         super().__init__()
@@ -44,6 +48,12 @@ class _Printer(PythonPrinter):
 
     def _print_Symbol(self, expression: Any) -> str:
         return self._names[str(expression.name)]
+
+    def _print_ToFloat(self, expression: Any) -> str:
+        return f"float({self._print(expression.args[0])})"
+
+    def _helper_sqrt(self, expression: Any) -> str:
+        return f"math.sqrt({self._print(expression)})"
 
 
 class SymbolicSizes:

@@ -14,7 +14,7 @@ import random
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -30,15 +30,24 @@ from torch_ltc.events import Event, FallbackEvent, SyncEvent, SyncReason, Upload
 from torch_ltc.execute.eager_region import eager_regions
 from torch_ltc.execute.executor import executor
 from torch_ltc.execute.sync import cut, pending_entry
+from torch_ltc.lowering.lower import same_number
 from torch_ltc.native.library import extension
 from torch_ltc.program.spec import spec_of
-from torch_ltc.pytorch.private import profiler
+from torch_ltc.pytorch.private import profiler, pytree
 from torch_ltc.record.buffer import buffer_of
 from torch_ltc.record.recorder import recorder
 from torch_ltc.replay.guard import shape_guard
-from torch_ltc.replay.numbers import NumberRules, WatchedFloat
+from torch_ltc.replay.numbers import Context, NumberRules, Trials, WatchedFloat, looked_at, watched_rates
 from torch_ltc.replay.plan import Plan
-from torch_ltc.replay.recorded_call import Anatomy, NotReplayable, RecordedCall, Unsettled, named_numbers
+from torch_ltc.replay.recorded_call import (
+    Anatomy,
+    NotReplayable,
+    RecordedCall,
+    Unsettled,
+    named_numbers,
+    optimizers_of,
+    versions_of,
+)
 from torch_ltc.replay.state import State, TooMuchState, is_lazy
 
 __all__ = ["JitFunction", "jit"]
@@ -48,6 +57,7 @@ _MOST_RECORDINGS = 32
 # Kinds of calls that are kept.
 _MOST_KINDS = 32
 _MOST_SURPRISES = 3
+_UNCERTAIN = "a number has changed, and it is not certain yet what follows from it"
 # Those that are alive, for reports.
 _functions: weakref.WeakSet[JitFunction] = weakref.WeakSet()
 
@@ -78,19 +88,33 @@ def _kind(leaf: Any) -> Any:
     return id(leaf)
 
 
-def _replaced(value: Any, positions: Iterator[int], new: dict[int, Any]) -> Any:
-    """The same arguments with some leaves replaced, by position."""
+def _replaced(value: Any, positions: Iterator[int], new: Mapping[int, WatchedFloat], watched: bool = True) -> Any:
+    """The same arguments with some leaves replaced, by position. Those of dataclasses stay as they are: what looks at
+    them is not seen, and they count as looked at."""
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*[_replaced(item, positions, new) for item in value])
+        return type(value)(*[_replaced(item, positions, new, watched) for item in value])
     if isinstance(value, (list, tuple)):
-        return type(value)(_replaced(item, positions, new) for item in value)
+        return type(value)(_replaced(item, positions, new, watched) for item in value)
     if isinstance(value, dict):
-        return {key: _replaced(item, positions, new) for key, item in value.items()}
+        return {key: _replaced(item, positions, new, watched) for key, item in value.items()}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         for each in dataclasses.fields(value):
-            _replaced(getattr(value, each.name), positions, {})
+            _replaced(getattr(value, each.name), positions, new, watched=False)
         return value
-    return new.get(next(positions), value)
+    number = new.get(next(positions))
+    if number is not None and not watched:
+        number.note()
+    return value if number is None or not watched else number
+
+
+def _unwatched(result: Any) -> Any:
+    """What a call returned; numbers that it returns are plain ones, and have been looked at."""
+    leaves, structure = pytree.tree_flatten(result)
+    if not any(isinstance(leaf, WatchedFloat) for leaf in leaves):
+        return result
+    return pytree.tree_unflatten(
+        [leaf.plain() if isinstance(leaf, WatchedFloat) else leaf for leaf in leaves], structure
+    )
 
 
 def _modes() -> tuple[Any, ...]:
@@ -134,8 +158,22 @@ class _Calls:
     refused: bool = False
     # Recordings in a row with numbers that no rule explained.
     surprises: int = 0
-    # Arguments that the function has looked at, besides handing them to operators.
-    inspected: set[int] = field(default_factory=set)
+    # Arguments and learning rates that the function has looked at, besides handing them to operators.
+    inspected: set[Any] = field(default_factory=set)
+    trials: Trials = field(default_factory=Trials)
+
+    def allow(self, numbers: Context, recorded: Context) -> bool:
+        """True when the numbers are those of the last recording, or others that a replay is known to be right for."""
+        for name, value in numbers.items():
+            if name not in recorded or not same_number(value, recorded[name]):
+                # Nobody sees who looks at a whole number.
+                if name in self.inspected or type(value) is int:
+                    self.reason = "a number has changed that the function looks at"
+                    return False
+                if not self.trials.covers(name, value):
+                    self.reason = _UNCERTAIN
+                    return False
+        return True
 
 
 class _Tensors:
@@ -211,6 +249,7 @@ class JitFunction:
                 result = plan.steady.run(args)
                 if result is not None:
                     calls.replays += 1
+                    plan.count_versions(args)
                     return result
         if latest is not None and not kwargs and latest.takes(args):
             leaves, calls = list(args), latest.calls
@@ -268,6 +307,7 @@ class JitFunction:
             before = State.now(roots)
         except TooMuchState as error:
             return self._refuse(calls, str(error), lambda: self._function(*args, **kwargs))
+        versions = versions_of(before, leaves)
         seen: list[Event] = []
         thread = threading.get_ident()
 
@@ -283,18 +323,23 @@ class JitFunction:
             host_random = _host_random()
             numbers = {i: WatchedFloat(leaf) for i, leaf in enumerate(leaves) if type(leaf) is float}
             watched_args, watched_kwargs = _replaced((args, kwargs), iter(range(len(leaves))), numbers)
-            with settings.scope(sync_after_optimizer=False), eager_regions.suspended():
+            with (
+                settings.scope(sync_after_optimizer=False),
+                eager_regions.suspended(),
+                watched_rates(optimizers_of(before)) as rates,
+            ):
                 result = self._function(*watched_args, **watched_kwargs)
         finally:
             sys.stdout = printed.stream
             for stop in stops:
                 stop()
+        result = _unwatched(result)
         try:
             _check_events(seen, printed)
             if _host_random() != host_random:
                 raise NotReplayable("it draws random numbers on the host")
-            calls.inspected |= {i for i, number in numbers.items() if number.inspected}
-            made = self._take_apart(before, State.now(roots), leaves, result)
+            calls.inspected |= {name for name, number in {**numbers, **rates}.items() if number.inspected}
+            made = self._take_apart(before, State.now(roots), leaves, result, versions)
             self._learn(calls, made)
         except Unsettled as reason:
             calls.last = None
@@ -334,9 +379,11 @@ class JitFunction:
             if calls.surprises == _MOST_SURPRISES:
                 raise NotReplayable(f"number ${unexplained[0]} of its program changes in a way that jit does not know")
             calls.last, calls.settled = made, None
+            calls.trials.observe(looked_at(made.context), agree=False)
             calls.reason = f"number ${unexplained[0]} of its program has changed"
             return
         difference = "" if last is None else made.agrees(last)
+        calls.trials.observe(looked_at(made.context), agree=last is not None and not difference)
         calls.last = made
         calls.settled = None
         if last is None or difference:
@@ -347,7 +394,9 @@ class JitFunction:
             return
         calls.settled, calls.plan = made, Plan(made)
 
-    def _take_apart(self, before: State, after: State, leaves: list[Any], result: Any) -> RecordedCall:
+    def _take_apart(
+        self, before: State, after: State, leaves: list[Any], result: Any, versions: list[tuple[torch.Tensor, int]]
+    ) -> RecordedCall:
         """Say what a recorded call, which is still pending, took and made."""
         with recorder.lock:
             if recorder.empty:
@@ -355,7 +404,7 @@ class JitFunction:
             outputs, live = recorder.live_outputs()
             entry, _ = pending_entry(live)
             inputs, scalars = list(recorder.inputs), list(recorder.scalars)
-        return Anatomy(before, after, leaves, entry, inputs, outputs).recorded(result, scalars)
+        return Anatomy(before, after, leaves, entry, inputs, outputs, versions).recorded(result, scalars)
 
     # ---- replaying ------------------------------------------------------------------------------------------------
 
@@ -368,14 +417,17 @@ class JitFunction:
         if changed:
             calls.reason = f"{changed} has changed"
             return False, None
-        if calls.inspected and any(leaves[i] != settled.context[i] for i in calls.inspected):
-            calls.reason = "a number has changed that the function looks at"
-            return False, None
         scalars: list[object] | None = []
-        if settled.scalars:
-            scalars = calls.rules.numbers(named_numbers(settled.optimizers, leaves, settled.host_tensors))
+        if settled.context:
+            context = named_numbers(settled.optimizers, leaves, settled.host_tensors)
+            if not calls.allow(looked_at(context), settled.context):
+                return False, None
+            if settled.scalars:
+                scalars = calls.rules.numbers(context)
+        elif settled.scalars:
+            scalars = calls.rules.numbers({})
         if scalars is None:
-            calls.reason = "a number has changed, and it is not certain yet what follows from it"
+            calls.reason = _UNCERTAIN
             return False, None
         calls.replays += 1
         calls.surprises = 0

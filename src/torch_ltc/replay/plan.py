@@ -6,10 +6,11 @@ import functools
 import itertools
 import operator
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.autograd.graph import increment_version
 
 from torch_ltc.closures import end_step
 from torch_ltc.execute.executor import executor
@@ -47,6 +48,8 @@ class Plan:
         self._places = [(place, made) for place, made in settled.places if not isinstance(place.holder, torch.Tensor)]
         self._counters = settled.counters
         self._host_tensors = by_step(settled.host_tensors)
+        self._written_captured = [item for item in settled.written if not isinstance(item, int)]
+        self._written_given = [item for item in settled.written if isinstance(item, int)]
         self._leaves = settled.leaves
         self._rebuild = _rebuilder(settled.result)
         # The replay in one go, once there was one on the calling thread.
@@ -81,6 +84,7 @@ class Plan:
             if outputs[i] is None:
                 outputs[i] = new_buffer(spec, 0)
         self._program.run(inputs, scalars, outputs)
+        self.count_versions(leaves)
         if self._is_plain and self.steady is None and self._program.ran_here is not None:
             self._try_steady(leaves)
         if self._flags.change_some:
@@ -98,6 +102,14 @@ class Plan:
         executor.raise_deferred()
         end_step()
         return self._rebuild(returned)
+
+    def count_versions(self, leaves: Sequence[Any]) -> None:
+        """Tell autograd of the tensors that a replay has written to: it must not use what it kept of them."""
+        if self._written_captured:
+            increment_version(self._written_captured)
+        for position in self._written_given:
+            if not leaves[position].is_inference():
+                increment_version(leaves[position])
 
     def _try_steady(self, leaves: list[Any]) -> None:
         """Let the next replays happen in one go, if they can."""

@@ -27,6 +27,8 @@ __all__ = [
     "add_steps",
     "by_step",
     "named_numbers",
+    "optimizers_of",
+    "versions_of",
 ]
 
 _NUMBERS = (int, float)
@@ -93,6 +95,8 @@ class RecordedCall:
     optimizers: list[torch.optim.Optimizer]
     # The tensors behind the inputs that stay, with their buffers.
     captured: list[tuple[torch.Tensor, Buffer]]
+    # Tensors that the call writes to, or the positions of arguments.
+    written: list[torch.Tensor | int]
     after: State
 
     def agrees(self, other: RecordedCall) -> str:
@@ -130,7 +134,14 @@ class Argument:
     position: int
 
 
-def _optimizers(state: State) -> list[torch.optim.Optimizer]:
+def versions_of(state: State, leaves: list[Any]) -> list[tuple[torch.Tensor, int]]:
+    """The tensors that can be reached, with their versions."""
+    found = {id(value): value for value in (*state.values.values(), *leaves) if is_lazy(value)}
+    return [(tensor, tensor._version) for tensor in found.values() if not tensor.is_inference()]
+
+
+def optimizers_of(state: State) -> list[torch.optim.Optimizer]:
+    """The optimizers that can be reached."""
     found = {id(value): value for value in state.values.values() if isinstance(value, torch.optim.Optimizer)}
     return list(found.values())
 
@@ -186,10 +197,12 @@ class Anatomy:
         entry: CachedProgram,
         inputs: list[Buffer],
         outputs: list[Buffer],
+        versions: list[tuple[torch.Tensor, int]],
     ) -> None:
+        self._versions = versions
         self._before, self._after, self._leaves, self._entry = before, after, leaves, entry
         self._inputs = inputs
-        self._optimizers = _optimizers(after)
+        self._optimizers = optimizers_of(after)
         self._output_of = {id(buffer): position for position, buffer in enumerate(outputs)}
         self._bound: set[int] = set()
         self._counters: list[tuple[Place, float | int]] = []
@@ -227,8 +240,22 @@ class Anatomy:
             list(self._flags.values()),
             self._optimizers,
             self._captured,
+            self._written(),
             self._after,
         )
+
+    def _written(self) -> list[torch.Tensor | int]:
+        """What the call has written to. Tensors that a replay makes anew, or that are gone, are left out; so is the
+        state of optimizers, which no graph keeps."""
+        positions = {id(leaf): position for position, leaf in enumerate(self._leaves)}
+        there = {id(value) for value in self._after.values.values()}
+        held = [held for optimizer in self._optimizers for held in optimizer.state.values() if isinstance(held, dict)]
+        there -= {id(value) for state in held for value in state.values()}
+        # As often as it does.
+        written = [tensor for tensor, version in self._versions for _ in range(tensor._version - version)]
+        found: list[torch.Tensor | int] = [positions[id(t)] for t in written if id(t) in positions]
+        kept = [t for t in written if id(t) in there and id(t) not in positions]
+        return found + [t for t in kept if id(buffer_of(t)) not in self._output_of]
 
     def _rates(self) -> list[Place]:
         """Learning rates: a change of one does not change what is recorded."""

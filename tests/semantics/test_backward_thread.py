@@ -9,7 +9,11 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+import torch_ltc
+from torch_ltc.native.library import extension
 
+
+@pytest.mark.skipif(extension is None, reason="without the extension they run on the engine's thread")
 def test_hooks_run_on_the_calling_thread() -> None:
     seen: list[threading.Thread] = []
     x = torch.ones(3, device="ltc", requires_grad=True)
@@ -55,3 +59,12 @@ def test_passes_of_several_threads_and_within_each_other() -> None:
     for thread in threads:
         thread.join()
     assert found == [expected] * 3
+
+
+def test_calls_of_a_pass_have_its_line() -> None:
+    model = nn.Linear(3, 2).to("ltc")
+    model(torch.ones(4, 3).to("ltc")).sum().backward()
+    text = torch_ltc.debug.dump_ir([model.weight.grad])
+    (line,) = [line for line in text.splitlines() if "linear_backward" in line]
+    assert "test_backward_thread.py" in line
+    assert "backward of" in line

@@ -37,7 +37,7 @@ from torch_ltc.pytorch.private import (
     uses_backward_threads,
 )
 from torch_ltc.record.buffer import physical_device
-from torch_ltc.record.call_site import current_source
+from torch_ltc.record.call_site import current_source, pass_on_another_thread
 
 NAME = "ltc"
 _as_strided = torch.ops.aten.as_strided.default
@@ -74,7 +74,7 @@ def _raising_taken_errors(run: Any) -> Any:
         try:
             if extension is not None:
                 return run(*args, **kwargs)
-            with _GuardBehindHooks():
+            with _GuardBehindHooks(), pass_on_another_thread():
                 return run(*args, **kwargs)
         except SystemError:
             # The engine returned without a result and without an error.
@@ -147,8 +147,8 @@ class _GuardBehindHooks:
     @classmethod
     def _count(cls, more: int) -> None:
         with cls._lock:
-            cls._blocks += more
-            _Guard.type_ = _type_behind_hooks if cls._blocks else _type_in_c
+            cls.blocks += more
+            _Guard.type_ = _type_behind_hooks if cls.blocks else _type_in_c
 
     def __exit__(self, *error: Any) -> None:
         self._count(-1)

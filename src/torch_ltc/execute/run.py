@@ -94,7 +94,11 @@ def settled_run(
     executable = entry.compiled if entry.backend is backend else None
     if executable is None or not executable.proven or executable.dropped:
         return None
-    fits = not numbers or (executable.fits(numbers) and executable.computation.accepts(numbers))
+    try:
+        fits = not numbers or (executable.fits(numbers) and executable.computation.accepts(numbers))
+    except Exception:
+        # Told where the program is run, which asks again.
+        return None
     return (policy, executable) if fits else None
 
 

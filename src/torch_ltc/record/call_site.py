@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from types import CodeType, FrameType
 
 import torch
@@ -26,6 +27,7 @@ __all__ = [
     "forward_number",
     "is_user_file",
     "paired",
+    "pass_on_another_thread",
     "sequence_number",
 ]
 
@@ -58,6 +60,8 @@ class _LatestBackward:
 
 
 _latest = _LatestBackward()
+# The lines of passes that run on a thread of the engine's.
+_under_way: list[Source] = []
 
 
 def is_user_file(file: str) -> bool:
@@ -89,13 +93,34 @@ def _backward_caller() -> FrameType | None:
     return None
 
 
+@contextmanager
+def pass_on_another_thread() -> Iterator[None]:
+    """A block in which the engine runs a backward pass for this thread on one of its own."""
+    frame = _user_frame(sys._getframe(2))
+    if frame is None:
+        yield
+        return
+    source = _source(frame, backward=True)
+    _under_way.append(source)
+    try:
+        yield
+    finally:
+        _under_way.remove(source)
+
+
+def _line_under_way() -> Source:
+    """The line of the pass that runs on a thread of the engine's, if there is only one."""
+    lines = set(_under_way)
+    return lines.pop() if len(lines) == 1 else UNKNOWN
+
+
 def _backward_source() -> Source:
     """The line that called backward. All calls of one pass have one, which takes long to find."""
     job = backward_pass()
     known, source = _latest.found
     if job < 0 or job != known:
         frame = _backward_caller()
-        source = UNKNOWN if frame is None else _source(frame, backward=True)
+        source = _line_under_way() if frame is None else _source(frame, backward=True)
         _latest.found = (job, source)
         _latest.asked = 0
     return source

@@ -266,6 +266,8 @@ class Executor:
             if self._waiting or worker.stand_in or self.is_forked():
                 return False
             worker.stand_in = thread
+            # All of it has run. An error would hold the frames of who was told of it.
+            worker.last = None
             _disturb()
         self.enter_here()
         return True

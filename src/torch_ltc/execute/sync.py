@@ -10,6 +10,7 @@ import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import torch
@@ -249,7 +250,10 @@ def _run_in_place(
 
 def _run_timed(entry: CachedProgram, scalars: list[object], policy: TierPolicy, run: Callable[[], None]) -> None:
     """Run a program on the worker, and note the time that it takes."""
-    settled = settled_run(entry, scalars, policy)
+    settled = None
+    # Whatever comes: the program runs. Handlers of signals wait.
+    with suppress(BaseException):
+        settled = settled_run(entry, scalars, policy)
     began = time.thread_time()
     run()
     if settled is not None:

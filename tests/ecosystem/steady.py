@@ -18,7 +18,7 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from tests.ecosystem.example_scripts import REPEATABLE, SCRIPTS, Script
+from tests.ecosystem.example_scripts import SCRIPTS, Script, repeatable
 
 # `stamped.py CALLS SECONDS DEVICE LINES SCRIPT ...` ends the script after so many backward passes or so much CPU time.
 STAMPED = """
@@ -90,7 +90,7 @@ def measure(source: Path, script: Script, seconds: float) -> str:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(shutil.copytree(source, Path(temporary) / "copy")) / script.folder
         script.prepare(folder)
-        (folder / "repeatable.py").write_text(REPEATABLE)
+        (folder / "repeatable.py").write_text(repeatable(script))
         (folder / "stamped.py").write_text(STAMPED)
         before = _stamps(folder, script, "cpu", calls=0, seconds=seconds)
         calls = len(before)

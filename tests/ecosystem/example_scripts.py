@@ -14,8 +14,8 @@ from pathlib import Path
 
 __all__ = ["SCRIPTS", "Script", "is_there", "repeatable"]
 
-# Where `make test-ecosystem` puts torchvision, which no other library shall find: beside a CPU build of PyTorch its wheel
-# has no operators, and without their declarations it cannot be imported.
+# Where `make test-ecosystem` puts torchvision, which no other library shall find: beside a CPU build of PyTorch its
+# wheel has no operators, and without their declarations it cannot be imported.
 VISION = Path(sys.prefix) / "vision"
 IMPORT_VISION = f"""
 import sys, torch
@@ -239,8 +239,9 @@ SCRIPTS = [
     ),
     *(
         Script(
-            "word_language_model", ("--data", "words", "--words", "40", "--log-interval", "10"), (), ("--accel",), _words,
-            file="generate.py", first=("main.py", "--model", model, *_LANGUAGE), writes=("generated.txt",),
+            "word_language_model", ("--data", "words", "--words", "40", "--log-interval", "10"),
+            (), ("--accel",), _words, file="generate.py", first=("main.py", "--model", model, *_LANGUAGE),
+            writes=("generated.txt",),
         )
         for model in ("LSTM", "Transformer")
     ),
@@ -267,7 +268,7 @@ SCRIPTS = [
         "fast_neural_style",
         ("eval", "--content-image", "picture.png", "--model", "made.pth", "--output-image", "out.png"),
         (), ("--accel",), _pictures, file="neural_style/neural_style.py", needs=_IMAGES, writes=("out.png",),
-        first=("-c", "import sys, torch; sys.path.append('neural_style'); import transformer_net; torch.manual_seed(0); "
-               "torch.save(transformer_net.TransformerNet().state_dict(), 'made.pth')"),
+        first=("-c", "import sys, torch; sys.path.append('neural_style'); import transformer_net; "
+               "torch.manual_seed(0); torch.save(transformer_net.TransformerNet().state_dict(), 'made.pth')"),
     ),
 ]  # fmt: skip

@@ -26,8 +26,8 @@ except RuntimeError:
     for name in ("nms", "qnms"):
         torch.library.define(f"torchvision::{{name}}", "(Tensor boxes, Tensor scores, float threshold) -> Tensor")
     import torchvision
-plain = torchvision.models.vgg16
-torchvision.models.vgg16 = lambda weights: plain()  # nothing is downloaded
+# Nothing is downloaded.
+torchvision.models.vgg16 = lambda weights, untrained=torchvision.models.vgg16: untrained()
 """
 # `repeatable.py DEVICE LINES SCRIPT ...` runs the script so that devices can be compared: random numbers are the CPU's,
 # dropout does nothing, batches come in order, and it ends after some lines. What it took is in figures.json.

@@ -217,6 +217,7 @@ def variants(maker: Maker, executions: int) -> tuple[dict[str, Any], ...]:
 # What threads share, and what they say to each other: not in programs of several threads.
 _SHARED = re.compile(
     r"rand|drop|seed|normal|uniform|bernoulli|exponential|poisson|gumbel|rrelu|init|manual|set_|use_|func|nn\.[TM]"
+    r"|dual_level"
 )
 
 

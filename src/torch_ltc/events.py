@@ -10,13 +10,14 @@ import threading
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 from torch_ltc.errors import ListenerWarning, LtcWarning
+from torch_ltc.signals import signals_deferred
 from torch_ltc.source import Source
 
 __all__ = [
@@ -362,39 +363,43 @@ def tell(kind: type, *fields: Any) -> None:
 
 # ---- figures -------------------------------------------------------------------------------------------------------
 
-Keeper: TypeAlias = Callable[..., None]
+# The kind, the time and the fields of an event.
+Noted: TypeAlias = tuple[type, float, tuple[Any, ...]]
+Keeper: TypeAlias = Callable[[Sequence[Noted]], None]
 
-# Who keeps figures, by kind; and what they were not told yet: kinds, times and fields.
-_kept: dict[type, tuple[Keeper, ...]] = {}
-_noted: deque[tuple[type, float, tuple[Any, ...]]] = deque()
+# Who keeps figures, with the kinds; the kinds of all; and what nobody was told of yet.
+_keepers: tuple[tuple[Keeper, frozenset[type]], ...] = ()
+_kept: frozenset[type] = frozenset()
+_noted: deque[Noted] = deque()
 _MOST_NOTED = 512
 _catching_up = threading.RLock()
 _under_way: list[int] = []
 
 
-def keep_figures(keepers: Mapping[type, Keeper]) -> Callable[[], None]:
-    """Call the keeper of a kind as `keeper(at_s, *fields)` for each of its events; returns what ends it.
+def keep_figures(keeper: Keeper, *kinds: type) -> Callable[[], None]:
+    """Call `keeper` with many events of these kinds at a time; returns what ends it.
 
-    It is called some time later, in the order of the events, and on any thread: before an event of a kind that nobody
+    It is called some time later, with events in their order, and on any thread: before an event of a kind that nobody
     keeps figures of, or when somebody calls `catch_up`, as everybody must who reads figures, with no lock held that a
     keeper takes.
     """
+    entry = (keeper, frozenset(kinds))
     catch_up()
     with _lock:
-        for kind, keeper in keepers.items():
-            _kept[kind] = (*_kept.get(kind, ()), keeper)
+        _set_keepers((*_keepers, entry))
 
     def end() -> None:
         catch_up()
         with _lock:
-            for kind, keeper in keepers.items():
-                left = tuple(other for other in _kept.get(kind, ()) if other is not keeper)
-                if left:
-                    _kept[kind] = left
-                else:
-                    _kept.pop(kind, None)
+            _set_keepers(tuple(other for other in _keepers if other is not entry))
 
     return end
+
+
+def _set_keepers(keepers: tuple[tuple[Keeper, frozenset[type]], ...]) -> None:
+    global _keepers, _kept
+    _keepers = keepers
+    _kept = frozenset().union(*[kinds for _, kinds in keepers])
 
 
 def _note(kind: type, fields: tuple[Any, ...]) -> None:
@@ -413,10 +418,14 @@ def catch_up() -> None:
             return
         _under_way.append(1)
         try:
-            while _noted:
-                kind, at_s, fields = _noted.popleft()
-                for keeper in _kept.get(kind, ()):
-                    keeper(at_s, *fields)
+            # Handlers of signals wait: a batch is told to all, and once.
+            with signals_deferred():
+                while _noted:
+                    batch = [_noted.popleft() for _ in range(len(_noted))]
+                    for keeper, kinds in _keepers:
+                        own = batch if kinds == _kept else [event for event in batch if event[0] in kinds]
+                        if own:
+                            keeper(own)
         finally:
             _under_way.clear()
 

@@ -10,7 +10,7 @@ import re
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
@@ -33,7 +33,6 @@ from torch_ltc.events import (
     UploadEvent,
 )
 from torch_ltc.hooks import Hook
-from torch_ltc.source import Source
 
 __all__ = [
     "COUNTERS",
@@ -124,10 +123,10 @@ class _Metric:
         # With the time of each, in nanoseconds.
         self.samples: deque[tuple[float, float]] = deque(maxlen=_SAMPLES_KEPT)
 
-    def add(self, value: float, at_ns: float) -> None:
-        self.total += 1
-        self.accumulator += value
-        self.samples.append((at_ns, value))
+    def add(self, values: Sequence[float], at_ns: Sequence[float]) -> None:
+        self.total += len(values)
+        self.accumulator += sum(values)
+        self.samples.extend(zip(at_ns, values, strict=True))
 
     def span_s(self) -> float:
         return (self.samples[-1][0] - self.samples[0][0]) / _NS_PER_S
@@ -184,10 +183,9 @@ _lock = threading.Lock()
 _counters: dict[str, int] = {}
 _metrics: dict[str, _Metric] = {}
 _op_names: dict[str, str] = {}
-# Programs that were synced since the counters were read, by the identity of what they hold: a program has dozens of
-# operations, and is synced at every step.
-_programs: dict[int, list[Any]] = {}
-_MOST_PROGRAMS = 256
+# What programs held that were synced since the counters were read: dozens of operations each, at every step.
+_synced: deque[Mapping[str, int]] = deque()
+_MOST_SYNCED = 512
 _resets = 0
 _on_reset = Hook[[], None]("metrics reset", "when the counters are reset")
 
@@ -201,31 +199,30 @@ def count(name: str, n: int = 1) -> None:
 def count_ops(ops: Mapping[str, int]) -> None:
     """Add what one program held of each operation, named as "add" or "aten::add", to the counters "lazy::add". The
     mapping must not change."""
-    with _lock:
-        known = _programs.get(id(ops))
-        if known is not None:
-            known[1] += 1
-            return
-        if len(_programs) >= _MOST_PROGRAMS:
+    _synced.append(ops)
+    if len(_synced) > _MOST_SYNCED:
+        with _lock:
             _add_ops()
-        _programs[id(ops)] = [ops, 1]
 
 
 def _add_ops() -> None:
     """Bring the counters up to date, before they are read. With the lock held."""
-    for ops, programs in _programs.values():
+    programs: dict[int, tuple[Mapping[str, int], int]] = {}
+    while _synced:
+        ops = _synced.popleft()
+        programs[id(ops)] = (ops, programs.get(id(ops), (ops, 0))[1] + 1)
+    for ops, times in programs.values():
         for op, n in ops.items():
             name = _op_names.get(op)
             if name is None:
                 name = _op_names[op] = "lazy::" + op.removeprefix("aten::")
-            _counters[name] = _counters.get(name, 0) + n * programs
-    _programs.clear()
+            _counters[name] = _counters.get(name, 0) + n * times
 
 
 def sample(name: str, value: float, unit: Unit = "") -> None:
     """Add one sample of the metric `name`; its first sample decides the unit: "ns", "bytes", or "" for a number."""
     with _lock:
-        _sample(name, value, unit, time.monotonic_ns())
+        _sample(name, (value,), unit, (time.monotonic_ns(),))
 
 
 def counter_names() -> list[str]:
@@ -260,7 +257,7 @@ def reset() -> None:
     events.catch_up()
     with _lock:
         _resets += 1
-        _programs.clear()
+        _synced.clear()
         _counters.clear()
         _metrics.clear()
     _on_reset()
@@ -332,11 +329,11 @@ def _count(name: str, n: int = 1) -> None:
     _counters[name] = _counters.get(name, 0) + n
 
 
-def _sample(name: str, value: float, unit: Unit, at_ns: float) -> None:
+def _sample(name: str, values: Sequence[float], unit: Unit, at_ns: Sequence[float]) -> None:
     metric = _metrics.get(name)
     if metric is None:
         metric = _metrics[name] = _Metric(unit)
-    metric.add(value, at_ns)
+    metric.add(values, at_ns)
 
 
 def _format(value: float, unit: Unit) -> str:
@@ -473,54 +470,86 @@ def _number(value: float) -> str:
 _SYNC_TIMES = {reason: f"SyncTime::{reason.name.lower()}" for reason in SyncReason}
 
 
-def _on_sync(
-    at_s: float,
-    reason: SyncReason,
-    instructions: int,
-    inputs: int,
-    outputs: int,
-    program: int,
-    known: bool,
-    record_s: float,
-    source: Source | None,
-    duration_s: float,
-) -> None:
-    del inputs, program, source
-    at_ns = at_s * _NS_PER_S
+def _keep(batch: Sequence[events.Noted]) -> None:
+    """Count what came at every step, column by column."""
+    kinds: dict[type, tuple[list[float], list[tuple[Any, ...]]]] = {kind: ([], []) for kind in _COLUMNS}
+    for kind, at_s, fields in batch:
+        times, rows = kinds[kind]
+        times.append(at_s * _NS_PER_S)
+        rows.append(fields)
     # One lock for all of an event's figures: a reader sees a sync counted in full, or not at all.
     with _lock:
-        _count("CachedCompile" if known else "UncachedCompile")
+        for kind, (times, rows) in kinds.items():
+            if rows:
+                _COLUMNS[kind](times, *zip(*rows, strict=True))
+
+
+def _of_each(what: Sequence[Any], *columns: Sequence[float]) -> Iterator[tuple[Any, list[Sequence[float]]]]:
+    """Each different thing in a column, with the parts of other columns that belong to it. Things are told apart by
+    identity: to hash a member of an enumeration takes longer."""
+    different = {id(one): one for one in what}
+    for one in different.values():
+        if len(different) == 1:
+            yield one, list(columns)
+        else:
+            yield (
+                one,
+                [[value for other, value in zip(what, column, strict=True) if other is one] for column in columns],
+            )
+
+
+def _ns(column: Sequence[float]) -> list[float]:
+    return [value_s * _NS_PER_S for value_s in column]
+
+
+def _on_syncs(at_ns: Sequence[float], *columns: Sequence[Any]) -> None:
+    reasons, instructions, _, outputs, _, known, record_s, _, durations_s = columns
+    for compiled, name in ((True, "CachedCompile"), (False, "UncachedCompile")):
+        _count(name, known.count(compiled))
+    _count("SyncedTensorsWithIR", sum(outputs))
+    _sample("TensorsGraphSize", instructions, "", at_ns)
+    _sample("RecordTime", _ns(record_s), "ns", at_ns)
+    for reason, (own, times) in _of_each(reasons, durations_s, at_ns):
         if reason is SyncReason.EXPLICIT or reason is SyncReason.OPTIMIZER:
-            _count("MarkStep")
+            _count("MarkStep", len(own))
         elif reason is SyncReason.BOUND:
-            _count("TrimIrGraph")
-        _count("SyncedTensorsWithIR", outputs)
-        _sample("TensorsGraphSize", instructions, "", at_ns)
-        _sample("RecordTime", record_s * _NS_PER_S, "ns", at_ns)
-        _sample(_SYNC_TIMES[reason], duration_s * _NS_PER_S, "ns", at_ns)
+            _count("TrimIrGraph", len(own))
+        _sample(_SYNC_TIMES[reason], _ns(own), "ns", times)
 
 
-def _on_execute(
-    at_s: float, program: int, backend: str, duration_s: float, failed: bool, captured: bool, host_s: float
-) -> None:
-    del program, host_s
-    at_ns = at_s * _NS_PER_S
-    with _lock:
-        _count("ExecuteFailed", int(failed))
-        _count("GraphReplay", int(captured))
-        _count("Execute::" + backend)
-        _sample("ExecuteTime", duration_s * _NS_PER_S, "ns", at_ns)
+def _on_executions(at_ns: Sequence[float], *columns: Sequence[Any]) -> None:
+    _, backends, durations_s, failed, captured, _ = columns
+    _count("ExecuteFailed", sum(failed))
+    _count("GraphReplay", sum(captured))
+    for backend, (own,) in _of_each(backends, durations_s):
+        _count("Execute::" + backend, len(own))
+    _sample("ExecuteTime", _ns(durations_s), "ns", at_ns)
 
 
-def _on_read(
-    at_s: float, reason: str, size_bytes: int, duration_s: float, source: Source | None, wait_s: float
-) -> None:
-    del reason, source
-    at_ns = at_s * _NS_PER_S
-    with _lock:
-        _sample("ReadTime", duration_s * _NS_PER_S, "ns", at_ns)
-        _sample("WaitTime", wait_s * _NS_PER_S, "ns", at_ns)
-        _sample("InboundData", size_bytes, "bytes", at_ns)
+# The original counts reads of numbers under the name of the operator.
+_LOCAL_SCALAR = "aten::_local_scalar_dense"
+
+
+def _on_reads(at_ns: Sequence[float], *columns: Sequence[Any]) -> None:
+    uses, sizes_bytes, durations_s, _, waits_s = columns
+    _count(_LOCAL_SCALAR, uses.count("item"))
+    _sample("ReadTime", _ns(durations_s), "ns", at_ns)
+    _sample("WaitTime", _ns(waits_s), "ns", at_ns)
+    _sample("InboundData", sizes_bytes, "bytes", at_ns)
+
+
+def _on_uploads(at_ns: Sequence[float], *columns: Sequence[Any]) -> None:
+    sizes_bytes, durations_s, _ = columns
+    _sample("UploadTime", _ns(durations_s), "ns", at_ns)
+    _sample("OutboundData", sizes_bytes, "bytes", at_ns)
+
+
+_COLUMNS: Mapping[type, Callable[..., None]] = {
+    SyncEvent: _on_syncs,
+    ExecuteEvent: _on_executions,
+    ReadEvent: _on_reads,
+    UploadEvent: _on_uploads,
+}
 
 
 def _on_compile(event: CompileEvent) -> None:
@@ -538,15 +567,7 @@ def _on_fallback(event: FallbackEvent) -> None:
 def _count_timed(counter: str, metric: str, duration_s: float) -> None:
     with _lock:
         _count(counter)
-        _sample(metric, duration_s * _NS_PER_S, "ns", time.monotonic_ns())
-
-
-def _on_upload(at_s: float, size_bytes: int, duration_s: float, source: Source | None) -> None:
-    del source
-    at_ns = at_s * _NS_PER_S
-    with _lock:
-        _sample("UploadTime", duration_s * _NS_PER_S, "ns", at_ns)
-        _sample("OutboundData", size_bytes, "bytes", at_ns)
+        _sample(metric, (duration_s * _NS_PER_S,), "ns", (time.monotonic_ns(),))
 
 
 _HANDLERS: Mapping[type, Callable[[Any], None]] = {
@@ -561,4 +582,4 @@ _HANDLERS: Mapping[type, Callable[[Any], None]] = {
 }
 for _kind, _handler in _HANDLERS.items():
     events.subscribe(_handler, _kind)
-events.keep_figures({SyncEvent: _on_sync, ExecuteEvent: _on_execute, ReadEvent: _on_read, UploadEvent: _on_upload})
+events.keep_figures(_keep, *_COLUMNS)

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import torch_ltc
-from torch_ltc.execute.signals import signals_are_deferred
+from torch_ltc.signals import signals_are_deferred
 
 PACKAGE = str(Path(torch_ltc.__file__).parent)
 _exception_table: Callable[[CodeType], list[Any]] = dis._parse_exception_table  # type: ignore[attr-defined]

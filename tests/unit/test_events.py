@@ -163,9 +163,7 @@ def test_sync_reasons_are_sentences() -> None:
 
 def test_figures_are_kept_later_and_in_order() -> None:
     kept: list[tuple[object, ...]] = []
-    stop = events.keep_figures(
-        {ReadEvent: lambda at_s, *fields: kept.append(fields), ExecuteEvent: lambda at_s, *fields: kept.append(fields)}
-    )
+    stop = events.keep_figures(lambda batch: kept.extend(fields for _, _, fields in batch), ReadEvent, ExecuteEvent)
     try:
         events.tell(ReadEvent, "item", 4, 0.5, None, 0.0)
         events.emit(ExecuteEvent(1, "interpreter", 0.25, False))
@@ -186,7 +184,7 @@ def test_listeners_are_told_at_once_of_what_others_keep_figures_of() -> None:
     kept: list[object] = []
     heard: list[object] = []
     stops = [
-        events.keep_figures({ReadEvent: lambda at_s, *fields: kept.append(fields)}),
+        events.keep_figures(kept.extend, ReadEvent),
         events.subscribe(heard.append, ReadEvent),
     ]
     try:
@@ -201,7 +199,7 @@ def test_listeners_are_told_at_once_of_what_others_keep_figures_of() -> None:
 
 def test_many_events_are_not_kept_waiting() -> None:
     kept: list[object] = []
-    stop = events.keep_figures({ReadEvent: lambda at_s, *fields: kept.append(fields)})
+    stop = events.keep_figures(kept.extend, ReadEvent)
     try:
         for _ in range(2 * events._MOST_NOTED):
             events.tell(ReadEvent, "item", 4, 0.5, None, 0.0)

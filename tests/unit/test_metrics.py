@@ -71,6 +71,7 @@ def test_other_events_are_counted_and_timed() -> None:
         "ExecuteFailed": 1,
         "MetaMismatch": 1,
         "TreePruned": 1,
+        "aten::_local_scalar_dense": 1,
         "aten::index.Tensor": 1,
     }
     assert {name: value["accumulator"] for name, value in snapshot["metrics"].items()} == {
@@ -268,7 +269,11 @@ def test_every_figure_of_an_event_is_documented() -> None:
     events.emit(events.GraphsDroppedEvent(1, 2, "no memory"))
     # Counted where no event tells of it.
     others = {"lazy::<op>", "TrieForked", "CompileNotOnDisk", "NativeHits"}
-    patterns = {"Execute::b": "Execute::<backend>", "aten::nonzero": "aten::<op>"}
+    patterns = {
+        "Execute::b": "Execute::<backend>",
+        "aten::nonzero": "aten::<op>",
+        "aten::_local_scalar_dense": "aten::<op>",
+    }
     assert {patterns.get(name, name) for name in metrics.counter_names()} == set(metrics.COUNTERS) - others
     recorded = metrics.snapshot()["metrics"]
     units = {name.partition("::")[0]: recorded[name]["unit"] for name in recorded}

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from torch_ltc import events, metrics
@@ -129,7 +129,7 @@ class History:
             UploadEvent: self._on_upload,
         }
         self._listening = [events.subscribe(handler, kind) for kind, handler in handlers.items()]
-        self._listening.append(events.keep_figures(keepers))
+        self._listening.append(events.keep_figures(lambda batch: self._keep(batch, keepers), *keepers))
         self._stop_synced = program_synced.add(self._on_synced)
 
     def stop(self) -> None:
@@ -185,6 +185,12 @@ class History:
             row = table.setdefault((id(source), kind, reason), LineFigures(source, kind, reason))
         return row
 
+    def _keep(self, batch: Sequence[events.Noted], keepers: Mapping[type, Callable[..., None]]) -> None:
+        """Keep what came at every step."""
+        with self._lock:
+            for kind, at_s, fields in batch:
+                keepers[kind](at_s, *fields)
+
     def _on_sync(
         self,
         at_s: float,
@@ -200,26 +206,27 @@ class History:
     ) -> None:
         del known
         sentence, name = _REASONS[reason]
-        with self._lock:
-            row = self._program(program)
-            if not row.syncs:
-                row.site = source or UNKNOWN
-                row.reason = reason
-                row.inputs, row.outputs = inputs, outputs
-                row.calls = instructions - inputs
-            row.syncs += 1
-            row.record_s += record_s
-            self._span("record", "user", at_s - duration_s, record_s, program, "")
-            self._span("sync", "user", at_s, duration_s, program, sentence)
-            site = self._site(self._sites, source, "sync", name)
-            site.add(self._step, duration_s)
-            if len(site.programs) < 8:
-                site.programs[program] = None
-            if reason is SyncReason.OPTIMIZER:
-                self._optimizer_steps += 1
-            elif reason is SyncReason.EXPLICIT:
-                self._explicit_steps += 1
-            self._step = self._optimizer_steps or self._explicit_steps
+        row = self._program(program)
+        if not row.syncs:
+            row.site = source or UNKNOWN
+            row.reason = reason
+            row.inputs, row.outputs = inputs, outputs
+            row.calls = instructions - inputs
+        row.syncs += 1
+        row.record_s += record_s
+        began_s, step = at_s - duration_s, self._step
+        self._span_count += 2
+        self._spans.append(("record", "user", began_s - record_s, record_s, step, program, "", 0, None))
+        self._spans.append(("sync", "user", began_s, duration_s, step, program, sentence, 0, None))
+        site = self._site(self._sites, source, "sync", name)
+        site.add(step, duration_s)
+        if len(site.programs) < 8:
+            site.programs[program] = None
+        if reason is SyncReason.OPTIMIZER:
+            self._optimizer_steps += 1
+        elif reason is SyncReason.EXPLICIT:
+            self._explicit_steps += 1
+        self._step = self._optimizer_steps or self._explicit_steps
 
     def _on_synced(self, entry: CachedProgram) -> None:
         row = self._programs.get(entry.program.identity)
@@ -246,34 +253,28 @@ class History:
         self, at_s: float, program: int, backend: str, duration_s: float, failed: bool, captured: bool, host_s: float
     ) -> None:
         del host_s
-        with self._lock:
-            row = self._program(program)
-            row.runs += 1
-            row.run_s += duration_s
-            row.failed += failed
-            row.replays += captured
-            row.backend = backend
-            if backend == registry.reference.name:
-                row.interpreted += 1
-                row.interpreted_s += duration_s
-            self._span("run", "worker", at_s, duration_s, program, backend)
+        row = self._program(program)
+        row.runs += 1
+        row.run_s += duration_s
+        row.failed += failed
+        row.replays += captured
+        row.backend = backend
+        if backend == registry.reference.name:
+            row.interpreted += 1
+            row.interpreted_s += duration_s
+        self._span("run", "worker", at_s, duration_s, program, backend)
 
     def _on_read(
         self, at_s: float, reason: str, size_bytes: int, duration_s: float, source: Source | None, wait_s: float
     ) -> None:
-        with self._lock:
-            if wait_s:
-                copied_s = duration_s - wait_s
-                self._span("wait", "user", at_s - copied_s, wait_s, 0, reason)
-                self._span("copy", "user", at_s, copied_s, 0, reason, size_bytes)
-            else:
-                self._span("copy", "user", at_s, duration_s, 0, reason, size_bytes)
-            site = self._site(self._sites, source, "read", reason)
-            site.add(self._step, duration_s, size_bytes)
+        copied_s = duration_s - wait_s
+        if wait_s:
+            self._span("wait", "user", at_s - copied_s, wait_s, 0, reason)
+        self._span("copy", "user", at_s, copied_s, 0, reason, size_bytes)
+        self._site(self._sites, source, "read", reason).add(self._step, duration_s, size_bytes)
 
     def _on_upload(self, at_s: float, size_bytes: int, duration_s: float, source: Source | None) -> None:
-        with self._lock:
-            self._span("upload", "user", at_s, duration_s, 0, "", size_bytes, source)
+        self._span("upload", "user", at_s, duration_s, 0, "", size_bytes, source)
 
     def _on_fallback(self, event: FallbackEvent) -> None:
         with self._lock:

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch.utils.data import get_worker_info
 
-from torch_ltc import metrics
 from torch_ltc.config import settings
 from torch_ltc.device.fallback import run_eagerly
 from torch_ltc.device.kernels import record
@@ -20,7 +19,7 @@ from torch_ltc.errors import DeviceMismatchError, LtcError
 from torch_ltc.events import UploadEvent, tell
 from torch_ltc.execute.executor import executor
 from torch_ltc.execute.memory import add_upload, memory
-from torch_ltc.execute.sync import read, read_number
+from torch_ltc.execute.sync import read
 from torch_ltc.native.recording import native
 from torch_ltc.program.spec import spec_of
 from torch_ltc.record.buffer import buffer_of, physical_device
@@ -29,7 +28,6 @@ from torch_ltc.record.operator import Operator
 from torch_ltc.record.recorder import recorder
 
 aten = torch.ops.aten
-_LOCAL_SCALAR = "aten::_local_scalar_dense"
 _INDEX = Operator(aten.index.Tensor)
 _COPY = Operator(aten.copy_.default)
 _TO_COPY = Operator(aten._to_copy.default)
@@ -222,8 +220,7 @@ def local_scalar_dense(source: torch.Tensor) -> Any:
 
     A read like any other, which no policy forbids; counted under the name by which the original counts it.
     """
-    metrics.count(_LOCAL_SCALAR)
-    return read_number(source, aten._local_scalar_dense.default, "item")
+    return read(source, aten._local_scalar_dense.default, "item")
 
 
 def index(source: torch.Tensor, indices: Any) -> Any:
@@ -284,5 +281,5 @@ KERNELS = {
     "aten::_copy_from": copy_from,
     "aten::_copy_from_and_resize": copy_from_and_resize,
     "aten::_to_copy": to_copy,
-    _LOCAL_SCALAR: local_scalar_dense,
+    "aten::_local_scalar_dense": local_scalar_dense,
 }

@@ -19,7 +19,6 @@ import torch
 
 from torch_ltc.config import settings
 from torch_ltc.errors import LtcError, OtherAcceleratorError
-from torch_ltc.execute.signals import signals_deferred
 from torch_ltc.native.library import extension
 from torch_ltc.pytorch.patches import replaces
 from torch_ltc.pytorch.private import (
@@ -38,6 +37,7 @@ from torch_ltc.pytorch.private import (
 )
 from torch_ltc.record.buffer import physical_device
 from torch_ltc.record.call_site import current_source, pass_on_another_thread
+from torch_ltc.signals import signals_deferred
 
 NAME = "ltc"
 _as_strided = torch.ops.aten.as_strided.default

@@ -36,7 +36,6 @@ from torch_ltc.deferred import deferred
 from torch_ltc.errors import LtcError
 from torch_ltc.execute.device_loss import device_loss
 from torch_ltc.execute.kernel_warnings import has_kernel_warnings, keep_warnings, show_kernel_warnings
-from torch_ltc.execute.signals import signals_deferred
 from torch_ltc.native.library import extension
 from torch_ltc.pytorch.openmp import release_pool
 from torch_ltc.pytorch.private import (
@@ -49,6 +48,7 @@ from torch_ltc.pytorch.private import has_clean_state as _has_clean_state
 from torch_ltc.record.buffer import Buffer
 from torch_ltc.record.call_site import current_source
 from torch_ltc.record.recorder import recorder
+from torch_ltc.signals import signals_deferred
 
 __all__ = ["NOTHING", "Executor", "Uses", "executor"]
 

@@ -24,12 +24,12 @@ from torch_ltc.execute.run import (
     program_ran,
     settled_run,
 )
-from torch_ltc.execute.signals import signals_deferred
 from torch_ltc.lowering.interface import Arguments, Outcome
 from torch_ltc.lowering.lower import Executable
 from torch_ltc.lowering.registry import registry
 from torch_ltc.record.buffer import Buffer
 from torch_ltc.record.recorder import recorder
+from torch_ltc.signals import signals_deferred
 from torch_ltc.source import Source
 
 __all__ = ["InPlace", "in_place", "reads_after_syncs"]

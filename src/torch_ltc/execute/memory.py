@@ -72,7 +72,11 @@ class _Holdings:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._held: dict[weakref.ref[Buffer], tuple[int, Maker, int]] = {}
-        self.size_bytes = 0
+        self.size_bytes = self.most_bytes = 0
+
+    def forget_most(self) -> None:
+        """Begin a new peak, at what is held now."""
+        self.most_bytes = self.size_bytes
 
     @property
     def count(self) -> int:
@@ -95,6 +99,12 @@ class _Holdings:
                 counted = held.get(reference)
                 held[reference] = (size_bytes, maker, run)
                 self.size_bytes += size_bytes if counted is None else size_bytes - counted[0]
+            self.most_bytes = max(self.most_bytes, self.size_bytes)
+
+    def hold_made(self, buffers: list[Buffer], makers: Sequence[Maker], run: int) -> None:
+        """As `hold`, for those of these buffers that have data."""
+        made = zip(buffers, makers, strict=True)
+        self.hold([(buffer, maker) for buffer, maker in made if buffer.data is not None], run)
 
     def _release(self, reference: weakref.ref[Buffer]) -> None:
         # Called while a buffer is freed, possibly inside `hold`: a plain dict operation, no lock.
@@ -133,7 +143,6 @@ class MemoryCount:
         self._holdings: Any = _Holdings() if native is None else native.Holdings()
         # The number of the program that ran last.
         self.run = 0
-        self._peak_bytes = 0
         self.forget_samples()
 
     @property
@@ -144,12 +153,7 @@ class MemoryCount:
     @property
     def peak_bytes(self) -> int:
         """The most bytes held."""
-        self._note_peak()
-        return self._peak_bytes
-
-    def _note_peak(self) -> None:
-        unseen = 0 if native is None else int(native.take_most_unseen_bytes())
-        self._peak_bytes = max(self._peak_bytes, self._holdings.size_bytes + unseen)
+        return int(self._holdings.most_bytes)
 
     def forget_samples(self) -> None:
         """Begin to sample anew."""
@@ -176,13 +180,15 @@ class MemoryCount:
     def hold_all(self, made: list[tuple[Buffer, Maker]]) -> None:
         """Count these buffers, which have just got their data, until they die."""
         self._holdings.hold(made, self.run)
-        self._note_peak()
+
+    def hold_made(self, buffers: list[Buffer], makers: Sequence[Maker]) -> None:
+        """As `hold_all`, for those of the buffers that have data."""
+        self._holdings.hold_made(buffers, makers, self.run)
 
     def install(self, buffers: list[Buffer], results: list[Any], makers: Sequence[Maker]) -> list[int]:
         """Give these buffers what a program has made for them, and count them until they die: plain tensors. The places
         of those that are something else."""
         others: list[int] = self._holdings.install(buffers, results, makers, self.run)
-        self._note_peak()
         return others
 
     def figures(self) -> dict[str, int]:
@@ -197,8 +203,7 @@ class MemoryCount:
 
     def reset_peak(self) -> None:
         """Begin a new peak."""
-        self._note_peak()
-        self._peak_bytes = self.current_bytes
+        self._holdings.forget_most()
 
     def largest(self, count: int, since: int = 0) -> list[Holding]:
         """The largest holdings first: live buffers by the line and the call that made them. Runs are counted from

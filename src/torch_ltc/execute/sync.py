@@ -48,13 +48,11 @@ from torch_ltc.execute.run import (
     program_ran,
     settled_run,
 )
-from torch_ltc.execute.signals import signals_deferred
 from torch_ltc.hooks import Hook
 from torch_ltc.lowering.backend_data import BackendData
 from torch_ltc.lowering.interface import Arguments, Held
 from torch_ltc.lowering.kernel_call import laid_out
 from torch_ltc.lowering.registry import registry
-from torch_ltc.native.library import extension
 from torch_ltc.native.recording import native
 from torch_ltc.program.instruction import Call, Program
 from torch_ltc.program.spec import Spec, keep_bounded, spec_of
@@ -64,6 +62,7 @@ from torch_ltc.pytorch.profiler_ranges import span
 from torch_ltc.record.buffer import Buffer, buffer_of, physical_device, poisoned, remembered
 from torch_ltc.record.call_site import Source, current_source
 from torch_ltc.record.recorder import pending_full, recorder
+from torch_ltc.signals import signals_deferred
 
 Result = TypeVar("Result")
 
@@ -278,7 +277,8 @@ def tell_sync(
         size, inputs = len(program.instructions), len(program.inputs)
         took_s = time.perf_counter() - began
         tell(SyncEvent, reason, size, inputs, outputs, program.identity, known, record_s, source, took_s)
-    program_synced(entry)
+    for told in program_synced:
+        told(entry)
 
 
 def _fetch_awaited() -> None:
@@ -389,24 +389,22 @@ def read(tensor: torch.Tensor, use: Callable[[torch.Tensor], Result], what: str)
     return read_buffer(buffer_of(tensor), spec_of(tensor), use, what)
 
 
-def read_number(tensor: torch.Tensor, use: Callable[[torch.Tensor], Any], what: str) -> Any:
-    """As `read`, for a tensor with one element: the extension has its value where nothing is to be waited for."""
-    if extension is None or sync_guard.threads or profiler._is_profiler_enabled:
-        return read(tensor, use, what)
-    began = time.perf_counter()
-    value = extension.number_in(tensor)
-    if value is None and recorder.forget_views():
-        value = extension.number_in(tensor)
-        eager_regions.note_views()
-    if value is None:
-        return read(tensor, use, what)
+def _told_of_number(size_bytes: int, began: float) -> bool:
+    """The extension has the value of a tensor with one element, for which nothing is to be waited: told as a read like
+    any other. False where it has to be one."""
+    if sync_guard.threads or profiler._is_profiler_enabled:
+        return False
     reads_after_syncs.note_read()
     executor.show_warnings()
     executor.raise_deferred()
     if has_listeners(ReadEvent):
         source = current_source()
-        tell(ReadEvent, what, tensor.dtype.itemsize, time.perf_counter() - began, source, 0.0)
-    return value
+        tell(ReadEvent, "item", size_bytes, time.perf_counter() - began, source, 0.0)
+    return True
+
+
+if native is not None:
+    native.set_on_read(_told_of_number)
 
 
 def read_buffer(buffer: Buffer, spec: Spec, use: Callable[[torch.Tensor], Result], what: str) -> Result:

@@ -481,7 +481,6 @@ void bind_eager(py::module_& module) {
     return py::make_tuple(region.begun, region.ended, region.calls, region.reads);
   });
   module.def("unseen_bytes", &unseen_bytes);
-  module.def("take_most_unseen_bytes", &take_most_unseen_bytes);
 }
 
 }  // namespace torch_ltc

@@ -9,6 +9,7 @@
 #include <tuple>
 #include <vector>
 
+#include "buffer.h"
 #include "python_buffer.h"
 
 namespace torch_ltc {
@@ -24,6 +25,18 @@ class Holdings {
   }
 
   int64_t size_bytes() const { return size_bytes_; }
+
+  // The most bytes that were held, with those of buffers that Python has not seen.
+  int64_t most_bytes() {
+    note_most();
+    return most_bytes_;
+  }
+
+  void forget_most() {
+    take_most_unseen_bytes();
+    most_bytes_ = size_bytes_ + unseen_bytes();
+  }
+
   int64_t count() const { return count_; }
 
   void hold(const py::list& made, int64_t run) {
@@ -31,6 +44,17 @@ class Holdings {
       const auto both = py::reinterpret_borrow<py::tuple>(pair);
       put(both[0], both[1], run);
     }
+    note_most();
+  }
+
+  // Those of these buffers that have data.
+  void hold_made(const py::list& buffers, const py::list& makers, int64_t run) {
+    for (size_t i = 0; i < buffers.size(); ++i) {
+      if (fields_of(buffers[i]).data != nullptr) {
+        put(buffers[i], py::object(makers[i]), run);
+      }
+    }
+    note_most();
   }
 
   // Give these buffers the plain tensors among the results as their data, and count them. The places of those that the
@@ -54,6 +78,7 @@ class Holdings {
       set_field(fields.error, nullptr);
       put(buffer, py::object(makers[i]), run);
     }
+    note_most();
     return others;
   }
 
@@ -78,6 +103,9 @@ class Holdings {
   Held ring_;
   int64_t size_bytes_ = 0;
   int64_t count_ = 0;
+  int64_t most_bytes_ = 0;
+
+  void note_most() { most_bytes_ = std::max(most_bytes_, size_bytes_ + take_most_unseen_bytes()); }
 
   static int64_t size_of(py::handle buffer) {
     const Fields& fields = fields_of(buffer);
@@ -125,9 +153,12 @@ void bind_holdings(py::module_& module) {
   py::class_<Holdings>(module, "Holdings", "Buffers that have their data, with their bytes and what made them.")
       .def(py::init<>())
       .def("hold", &Holdings::hold)
+      .def("hold_made", &Holdings::hold_made)
+      .def("forget_most", &Holdings::forget_most)
       .def("install", &Holdings::install)
       .def("all", &Holdings::all)
       .def_property_readonly("size_bytes", &Holdings::size_bytes)
+      .def_property_readonly("most_bytes", &Holdings::most_bytes)
       .def_property_readonly("count", &Holdings::count);
 }
 

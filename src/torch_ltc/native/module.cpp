@@ -17,6 +17,7 @@ void bind_holdings(py::module_& module);
 void bind_hooks(py::module_& module);
 void bind_interpreter(py::module_& module);
 void bind_nodes(py::module_& module);
+void bind_reads(py::module_& module);
 void bind_recorder(py::module_& module);
 void bind_replay(py::module_& module);
 void bind_steady(py::module_& module);
@@ -37,6 +38,7 @@ PYBIND11_MODULE(_native, module) {
   torch_ltc::bind_holdings(module);
   torch_ltc::bind_interpreter(module);
   torch_ltc::bind_nodes(module);
+  torch_ltc::bind_reads(module);
   torch_ltc::bind_recorder(module);
   torch_ltc::bind_replay(module);
   torch_ltc::bind_hooks(module);

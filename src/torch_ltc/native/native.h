@@ -4,8 +4,15 @@
 
 #include <pybind11/pybind11.h>
 
+#include <chrono>
+
 namespace torch_ltc {
 
 namespace py = pybind11;
+
+// As `time.perf_counter`.
+inline double now_s() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
 
 }  // namespace torch_ltc

@@ -156,49 +156,6 @@ py::object call_below_autograd(const py::object& function, const py::args& argum
   return function(*arguments);
 }
 
-// The value of a tensor with one element that lies on the host, and that nothing pending or queued writes to; else
-// None.
-py::object number_in(py::handle object) {
-  const at::Tensor& tensor = tensor_of(object);
-  if (tensor.numel() != 1 || tensor.is_conj() || tensor.is_neg()) {
-    return py::none();
-  }
-  Locked locked(recorder().lock);
-  Buffer* found = buffer_of(tensor.storage());
-  if (found == nullptr || found->number >= recorder().base || recorder().is_input(*found) || !found->spec) {
-    return py::none();
-  }
-  py::object buffer = python_of(BufferPtr::reclaim_copy(found));
-  const Fields& fields = fields_of(buffer);
-  if (fields.data == nullptr || !THPVariable_CheckExact(fields.data) || fields.job != nullptr ||
-      fields.error != nullptr) {
-    return py::none();
-  }
-  const at::Tensor& data = THPVariable_Unpack(fields.data);
-  const size_t item = data.dtype().itemsize();
-  const size_t end = (tensor.storage_offset() + 1) * item;
-  if (!data.is_cpu() || data.layout() != at::kStrided || data.dtype() != tensor.dtype() || data.is_conj() ||
-      data.is_neg() || data.storage().nbytes() < end) {
-    return py::none();
-  }
-  // The whole of a buffer is its data, wherever that lies on its storage.
-  const char* address = found->spec->matches(*tensor.unsafeGetTensorImpl())
-      ? static_cast<const char*>(data.const_data_ptr())
-      : static_cast<const char*>(data.storage().data()) + end - item;
-  switch (data.scalar_type()) {
-    case at::kFloat:
-      return py::float_(*reinterpret_cast<const float*>(address));
-    case at::kDouble:
-      return py::float_(*reinterpret_cast<const double*>(address));
-    case at::kLong:
-      return py::int_(*reinterpret_cast<const int64_t*>(address));
-    case at::kBool:
-      return py::bool_(*reinterpret_cast<const bool*>(address));
-    default:
-      return py::none();
-  }
-}
-
 // Add to tensors on the host that hold one number each, as an optimizer counts its steps; false, and nothing is done,
 // where one of them is of another kind.
 bool count_up(const py::list& tensors, double step) {
@@ -277,7 +234,6 @@ void bind_replay(py::module_& module) {
       .def("takes", &SameCall::takes);
   module.def("has_clean_state", &has_clean_state);
   module.def("call_below_autograd", &call_below_autograd);
-  module.def("number_in", &number_in);
   module.def("plain_data", &plain_data);
   module.def("count_up", &count_up);
   module.def("set_jobs", &set_jobs);

@@ -5,7 +5,6 @@
 #include <pybind11/stl.h>
 #include <unistd.h>
 
-#include <chrono>
 #include <unordered_set>
 
 #include "eager.h"
@@ -34,10 +33,6 @@ void set(py::handle object, PyObject* attribute_name, py::handle value) {
   if (PyObject_SetAttr(object.ptr(), attribute_name, value.ptr()) != 0) {
     throw py::error_already_set();
   }
-}
-
-double now_s() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
 // What is returned in one place: a view of an output, or an object.

@@ -10,6 +10,7 @@
 
 #include "eager.h"
 #include "kernel.h"
+#include "reads.h"
 
 namespace torch_ltc {
 namespace {
@@ -187,6 +188,13 @@ struct Typed<Result(Parameters...)> {
       Values returned;
       if (hit(&returned, parameters...)) {
         return taken(returned.data(), static_cast<Result*>(nullptr), places);
+      }
+      if constexpr (std::is_same_v<Result, at::Scalar> && sizeof...(Parameters) == 1) {
+        if (op->reads) {
+          if (const auto number = read_at_once(parameters...)) {
+            return *number;
+          }
+        }
       }
       torch::jit::Stack stack = python(parameters...);
       return taken(stack.data(), static_cast<Result*>(nullptr), places);

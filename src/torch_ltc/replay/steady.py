@@ -111,7 +111,7 @@ class _Rest:
     def __init__(self, program: Replayed, policy: Any, executable: Any, computation: FunctionalComputation) -> None:
         self._program = program
         self._entry = program.entry
-        self._makers = program.entry.makers
+        self._makers = list(program.entry.makers)
         self._policy = policy
         self._backend: str = policy.backend.name
         self._executable = executable
@@ -123,8 +123,7 @@ class _Rest:
         entry.runs += 1
         executables.touch(entry)
         memory.run += 1
-        held = zip(outputs, self._makers, strict=True)
-        memory.hold_all([pair for pair in held if pair[0].data is not None])
+        memory.hold_made(outputs, self._makers)
         memory.end_run()
         tell(ExecuteEvent, entry.program.identity, self._backend, took_s, failed, False, 0.0)
         tell_sync(entry, SyncReason.JIT, True, len(outputs), 0.0, began_s)

@@ -49,7 +49,11 @@ _NATIVE = (
 )
 # The core, and the tests that know each part; with the extension in C++ (1) or without it (0).
 CORE = {
-    "record/recorder.py": (0, _RECORDING + " tests/semantics/test_native.py tests/semantics/test_copy_on_write.py"),
+    "record/recorder.py": (
+        0,
+        _RECORDING
+        + " tests/debug/test_sources.py tests/semantics/test_native.py tests/semantics/test_copy_on_write.py",
+    ),
     "record/pending_state.py": (0, _RECORDING),
     "record/path_values.py": (0, _RECORDING + " tests/semantics/test_undeclared_writes.py"),
     "record/native_nodes.py": (1, _RECORDING + " tests/semantics/test_native_hits.py"),

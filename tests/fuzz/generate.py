@@ -179,7 +179,7 @@ class Maker:
                     self.env[name].resize_(sizes[name])
             return False
         if error is not None and "_foreach_" in text:
-            # Eager has written to the first tensors of the list; the device does nothing.
+            # Eager has written to the first tensors of the list; eager regions do not count that up.
             return False
         if error is not None and self.random.random() >= templates.MAY_FAIL.get(kind, 0.0):
             return False
@@ -217,6 +217,7 @@ def variants(maker: Maker, executions: int) -> tuple[dict[str, Any], ...]:
 # What threads share, and what they say to each other: not in programs of several threads.
 _SHARED = re.compile(
     r"rand|drop|seed|normal|uniform|bernoulli|exponential|poisson|gumbel|rrelu|init|manual|set_|use_|func|nn\.[TM]"
+    r"|dual_level"
 )
 
 

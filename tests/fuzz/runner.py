@@ -397,6 +397,8 @@ def compare(ours: Seen, theirs: Seen, statements: Sequence[str], tolerance: floa
                 # A call that fails may have warned before; here it is refused before it does anything.
                 right = [text for text in right if text in left or "was resized since" not in text]
         found = difference(left, right, tolerance, kind)
+        if found and any("out=" in statements[place] for place in theirs.errors):
+            raise Skip("eager resizes the target of a call that it refuses, and nobody writes to it")
         if found:
             return found
     if ours.random_state is None or _draws_late(ours, theirs, statements):

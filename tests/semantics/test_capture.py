@@ -451,6 +451,47 @@ def test_results_of_a_replay_stay_when_an_execution_has_lost_an_input(graphs: St
     assert [y.tolist() for y in held] == [[2.0 * number + 1] * 3 for number in range(12)]
 
 
+def test_results_without_elements_that_are_resized_later_have_memory_of_their_own(graphs: StandInGraphs) -> None:
+    kept = []
+    for step in range(8):
+        empty = torch.empty((1, 0), device="ltc")
+        total = empty.sum()
+        torch_ltc.sync()
+        torch.full((2,), float(step), out=empty)
+        torch_ltc.sync()
+        kept.append((empty, total))
+    assert [empty.tolist() for empty, _ in kept] == [[float(step)] * 2 for step in range(8)]
+    assert graphs.captures
+
+
+@pytest.mark.parametrize("count", [0, 2])
+@pytest.mark.parametrize("held", [True, False])
+def test_inputs_of_which_a_program_sees_more_than_their_elements_are_captured(
+    count: int, held: bool, graphs: StandInGraphs
+) -> None:
+    kept, made = [], []
+    for step in range(8):
+        x = torch.arange(step, step + 3.0).to("ltc")
+        part = torch.empty(0, device="ltc").set_(x.untyped_storage(), 0, (count,), (1,))
+        torch_ltc.sync()
+        made.append((part.as_strided((3,), (1,)) + 1).tolist())
+        kept += [x, part] if held else [x]
+    assert made == [[step + 1.0, step + 2.0, step + 3.0] for step in range(8)]
+    assert graphs.captures
+
+
+def test_a_slot_is_loaded_from_memory_that_is_smaller_or_larger(graphs: StandInGraphs) -> None:
+    made = []
+    for step in range(8):
+        x = torch.arange(step, step + 2.0 + step % 3).to("ltc")
+        part = torch.empty(0, device="ltc").set_(x.untyped_storage(), 0, (1,), (1,))
+        torch_ltc.sync()
+        made.append(part.as_strided((2,), (1,)).mul_(2).tolist())
+        assert x[1].item() == 2 * step + 2
+    assert made == [[2.0 * step, 2.0 * step + 2] for step in range(8)]
+    assert graphs.captures
+
+
 def test_inputs_and_results_whose_elements_share_memory_are_captured(
     graphs: StandInGraphs, seen: list[CaptureEvent | ExecuteEvent]
 ) -> None:

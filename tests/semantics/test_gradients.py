@@ -261,6 +261,33 @@ def test_calls_on_lists_refuse_tensors_of_inference_mode_as_eager_does() -> None
     assert run("ltc") == run("cpu")
 
 
+REFUSED_LISTS: dict[str, Callable[[Tensor, Tensor], object]] = {
+    "sizes": lambda large, small: torch._foreach_add_([large, small, large], [small, large, small], alpha=2),
+    "sizes of three": lambda large, small: torch._foreach_addcmul_([large, small], [small, large], [large, large]),
+    "copies": lambda large, small: torch._foreach_copy_([large, small], [small, large]),
+    "dtypes": lambda large, small: torch._foreach_sqrt_([large, small.long()]),
+    "numbers": lambda large, small: torch._foreach_div_([large, small.long()], [2.0, 3.0]),
+    "overlaps": lambda large, small: torch._foreach_exp_([large, small.expand(3)]),
+    "the first": lambda large, small: torch._foreach_mul_([small, large], [large, small]),
+    "lengths": lambda large, small: torch._foreach_mul_([large, small], [large]),
+    "numbers of another length": lambda large, small: torch._foreach_mul_([large, small], [2.0]),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED_LISTS)
+def test_a_call_on_lists_that_is_refused_has_written_to_the_first_of_them_as_in_eager(name: str) -> None:
+    def run(device: str) -> list[Any]:
+        large, small = torch.ones(2, 2, device=device), torch.tensor(0.5, device=device)
+        found: list[Any] = []
+        for _ in range(3):
+            with pytest.raises(RuntimeError) as refused:
+                REFUSED_LISTS[name](large, small)
+            found += [large._version, small._version, str(refused.value)]
+        return [*found, large.tolist(), small.tolist()]
+
+    assert run("ltc") == run("cpu")
+
+
 def test_hooks_see_gradients_on_the_device() -> None:
     seen: list[list[float]] = []
     x = torch.ones(2, device="ltc", requires_grad=True)

@@ -12,6 +12,7 @@ import struct
 import sys
 import types
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,9 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import torch_ltc
+from tests.support.backends import FunctionalBackend, registered
+from tests.support.graphs import graphs_on_the_cpu
+from torch_ltc.config import settings
 from torch_ltc.debug.history import history
 from torch_ltc.debug.recording import from_json
 from torch_ltc.debug.report import report_html
@@ -115,6 +119,51 @@ def test_arguments_may_be_nested_and_of_several_kinds() -> None:
     assert counts(function)[1] == 3
     other = function(Batch(torch.ones(5).to("ltc"), 1.0), {"y": [torch.ones(5).to("ltc"), torch.ones(1).to("ltc")]})
     assert other["sum"].tolist() == [3.0] * 5
+
+
+def _given_twice(jit: Callable[..., Any], device: str) -> list[Any]:
+    def function(a: Tensor, b: Tensor) -> Tensor:
+        a.add_(1)
+        return a + 1 if a is b else a * b
+
+    function, found = jit(function), []
+    x = torch.ones(4, device=device)
+    for number in range(12):
+        a, b = torch.full((4,), float(number), device=device), torch.full((4,), 3.0, device=device)
+        given = ((a, b), (x, x), (x, x.detach()), (a, b))[number // 3]
+        found.append((function(*given).tolist(), a.tolist(), x.tolist()))
+    return found
+
+
+def _given_and_captured(jit: Callable[..., Any], device: str) -> list[Any]:
+    x = torch.ones(4, device=device)
+
+    def function(a: Tensor) -> Tensor:
+        a.add_(1)
+        return a * x
+
+    function, found = jit(function), []
+    for number in range(20):
+        a = torch.full((4,), float(number), device=device)
+        found.append((function((a, x, a, x)[number // 4 % 4]).tolist(), a.tolist(), x.tolist()))
+        if number % 5 == 4:
+            x.fill_(2)
+    return found
+
+
+@pytest.mark.parametrize("calls", [_given_twice, _given_and_captured])
+@pytest.mark.parametrize("way", ["interpreter", "functional", "captured"])
+def test_arguments_that_share_memory_where_they_did_not(calls: Callable[..., list[Any]], way: str) -> None:
+    expected = calls(lambda function: function, "cpu")
+    with ExitStack() as stack:
+        if way == "functional":
+            stack.enter_context(registered(FunctionalBackend()))
+        if way == "captured":
+            stack.enter_context(graphs_on_the_cpu())
+        backend = "functional" if way == "functional" else "interpreter"
+        graphs = "always" if way == "captured" else "auto"
+        stack.enter_context(settings.scope(backend=backend, tiers="blocking", cuda_graphs=graphs))
+        assert calls(torch_ltc.jit, "ltc") == expected
 
 
 def test_results_of_earlier_calls_keep_their_values() -> None:

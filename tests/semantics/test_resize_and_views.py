@@ -68,3 +68,13 @@ def test_a_tensor_that_wraps_another_has_views_of_its_own() -> None:
         assert view.stride() == (0, 1, 3)
         assert view.untyped_storage()._cdata == wrapping.untyped_storage()._cdata
     assert (wrapping + 1).elem.tolist() == [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]
+
+
+def test_memory_of_columns_is_seen_with_elements_of_another_size() -> None:
+    def run(device: str) -> list[int]:
+        columns = torch.empty_strided((2, 3), (1, 2), device=device).fill_(1.5)
+        columns[0, 0] = 2.0
+        halves = torch.empty(0, dtype=torch.int16, device=device).set_(columns.untyped_storage(), 0, (12,), (1,))
+        return [*(halves + 1).tolist(), *halves.tolist()]
+
+    assert run("ltc") == run("cpu")

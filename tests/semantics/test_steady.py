@@ -95,6 +95,22 @@ def test_nothing_else_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not found
 
 
+def test_arguments_that_share_memory_are_not_replayed_as_those_that_do_not() -> None:
+    kept = torch.full((4,), 2.0).to("ltc")
+
+    def compute(x: Tensor, y: Tensor) -> Tensor:
+        x.add_(1)
+        return x * y + kept
+
+    step = torch_ltc.jit(compute)
+    x, y = torch.ones(4).to("ltc"), torch.ones(4).to("ltc")
+    warm(step, x, y)
+    assert step(y, y).tolist() == [6.0] * 4
+    assert step(y, kept).tolist() == [8.0] * 4
+    assert step(kept, y).tolist() == [12.0] * 4
+    assert [x[0].item(), y[0].item(), kept[0].item()] == [11.0, 3.0, 3.0]
+
+
 def test_tensors_that_share_memory_and_arguments_are_returned() -> None:
     def compute(x: Tensor) -> Any:
         y = x + 1

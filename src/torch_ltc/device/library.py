@@ -25,7 +25,7 @@ from torch_ltc.device import (
 from torch_ltc.device.fallback import run_eagerly
 from torch_ltc.device.kernels import Kernel, eager_kernel, make_kernel, native_operators, record
 from torch_ltc.device.registration import composed_explicitly
-from torch_ltc.errors import DeviceMismatchError
+from torch_ltc.errors import DeviceMismatchError, LtcError
 from torch_ltc.native.recording import native
 from torch_ltc.pytorch.patches import registers
 from torch_ltc.pytorch.private import OpOverload, all_schemas, has_kernel, has_kernel_for
@@ -193,7 +193,13 @@ def _counting_versions(operator: Operator, kernel: Kernel) -> Kernel:
         if last is not None:
             # Eager writes one after the other, and raises when it has written this one.
             args = tuple([arg[: last + 1] if isinstance(arg, (list, tuple)) else arg for arg in args])
-        made = kernel(*args, **kwargs)
+        try:
+            made = kernel(*args, **kwargs)
+        except LtcError:
+            raise
+        except RuntimeError:
+            _write_until_refused(counting, args, kwargs)
+            raise
         for position in positions:
             if position < len(args):
                 written = [tensor for tensor in args[position] if not tensor.is_inference()]
@@ -206,6 +212,16 @@ def _counting_versions(operator: Operator, kernel: Kernel) -> Kernel:
     counting.operator = kernel.operator  # type: ignore[attr-defined]
     counting.versions = positions  # type: ignore[attr-defined]
     return counting
+
+
+def _write_until_refused(kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Make a call on lists that is refused for each of their elements: eager has written to those before the one that
+    it refuses."""
+    lengths = {len(arg) for arg in args if isinstance(arg, (list, tuple))}
+    if len(lengths) != 1 or lengths <= {0, 1}:
+        return
+    for place in range(lengths.pop()):
+        kernel(*[arg[place : place + 1] if isinstance(arg, (list, tuple)) else arg for arg in args], **kwargs)
 
 
 def _has_out(operator: Operator) -> bool:

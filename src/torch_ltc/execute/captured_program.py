@@ -33,6 +33,8 @@ __all__ = ["CapturedCalls", "CapturedFunction", "CapturedProgram", "Graph", "Gra
 # Where there would be more graphs than this, calls that take fewer tensors together than that are not worth one.
 _MANY_GRAPHS = 16
 _LEAST_OPERANDS = 32
+# Operators that see more of the memory of a tensor than its elements.
+_BEYOND = ("aten::as_strided", "aten::set_")
 
 
 class Graph(Protocol):
@@ -78,9 +80,10 @@ def users_of(program: Program, slots: set[int]) -> set[int]:
 
 
 class _Slot:
-    """Fixed memory for an input buffer that moves, and the positions of the inputs that see it."""
+    """Fixed memory for an input buffer that moves, and the positions of the inputs that see it. Copied as bytes where
+    calls see more of it than the elements of an input."""
 
-    def __init__(self, positions: list[int], tensors: list[Any], specs: list[Any]) -> None:
+    def __init__(self, positions: list[int], tensors: list[Any], specs: list[Any], beyond: bool) -> None:
         self.positions = positions
         storage = tensors[positions[0]].untyped_storage()
         self.size_bytes = int(storage.nbytes())
@@ -94,7 +97,7 @@ class _Slot:
             view = conj_view(view) if spec.conj else view
             self.views[position] = neg_view(view) if spec.neg else view
         # One whose elements share memory is copied as bytes: it cannot be written to.
-        single = len(positions) == 1 and not specs[positions[0]].overlaps_itself()
+        single = len(positions) == 1 and not beyond and not specs[positions[0]].overlaps_itself()
         self._single = self.views[positions[0]] if single else None
 
     def load(self, tensors: Sequence[Any]) -> None:
@@ -102,19 +105,21 @@ class _Slot:
         if self._single is not None:
             self._single.copy_(tensors[self.positions[0]])
         else:
-            self._bytes.copy_(self._whole(tensors))
+            whole = self._whole(tensors)
+            self._bytes[: len(whole)].copy_(whole)
 
     def store(self, tensors: Sequence[Any]) -> None:
         """Copy the slot, which the program has written to, back."""
         if self._single is not None:
             tensors[self.positions[0]].copy_(self._single)
         else:
-            self._whole(tensors).copy_(self._bytes)
+            whole = self._whole(tensors)
+            whole.copy_(self._bytes[: len(whole)])
 
     def _whole(self, tensors: Sequence[Any]) -> torch.Tensor:
-        tensor = tensors[self.positions[0]]
-        whole = torch.empty(0, dtype=torch.uint8, device=tensor.device)
-        return whole.set_(tensor.untyped_storage(), 0, (self.size_bytes,), (1,))
+        storage = tensors[self.positions[0]].untyped_storage()
+        whole = torch.empty(0, dtype=torch.uint8, device=storage.device)
+        return whole.set_(storage, 0, (min(self.size_bytes, storage.nbytes()),), (1,))
 
 
 class CapturedProgram:
@@ -215,11 +220,12 @@ class CapturedProgram:
             by_buffer.setdefault(instruction.buffer, []).append(position)
         static = list(tensors)
         specs = [instruction.spec for instruction in program.inputs]
+        beyond = any(call.name.startswith(_BEYOND) for call in program.calls)
         for buffer, positions in by_buffer.items():
             if buffer not in self._moving:
                 self._fixed_positions += positions
                 continue
-            slot = _Slot(positions, tensors, specs)
+            slot = _Slot(positions, tensors, specs, beyond)
             self._slots.append(slot)
             if buffer in self._written_buffers:
                 self._written.append(slot)

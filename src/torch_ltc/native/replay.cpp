@@ -98,19 +98,25 @@ class HeldGradients {
   std::vector<Noted> noted_;
 };
 
+// Where a tensor lies. One without elements says nothing of that: it may be resized, or seen as more of its memory.
+const void* address_of(const at::Tensor& tensor) {
+  const void* address = tensor.const_data_ptr();
+  return address != nullptr ? address : tensor.storage().data();
+}
+
 // The addresses of tensors at some positions of a list.
 class Addresses {
  public:
   Addresses(const py::list& tensors, const std::vector<Py_ssize_t>& positions) : positions_(positions) {
     for (const Py_ssize_t position : positions_) {
-      addresses_.push_back(tensor_of(tensors[position]).const_data_ptr());
+      addresses_.push_back(address_of(tensor_of(tensors[position])));
     }
   }
 
   bool same(const py::list& tensors) const {
     for (size_t i = 0; i < positions_.size(); ++i) {
       PyObject* tensor = PyList_GET_ITEM(tensors.ptr(), positions_[i]);
-      if (!THPVariable_Check(tensor) || THPVariable_Unpack(tensor).const_data_ptr() != addresses_[i]) {
+      if (!THPVariable_Check(tensor) || address_of(THPVariable_Unpack(tensor)) != addresses_[i]) {
         return false;
       }
     }

@@ -269,6 +269,7 @@ class SameCall {
     if (arguments.size() != shapes_.size() || !(Modes() == modes_)) {
       return false;
     }
+    c10::SmallVector<const Buffer*, 8> buffers;
     for (size_t i = 0; i < shapes_.size(); ++i) {
       PyObject* argument = PyTuple_GET_ITEM(arguments.ptr(), i);
       if (!THPVariable_CheckExact(argument)) {
@@ -282,8 +283,10 @@ class SameCall {
       if (buffer == nullptr || buffer->spec.get() != shapes_[i].second.get()) {
         return false;
       }
+      buffers.push_back(buffer);
     }
-    return true;
+    std::sort(buffers.begin(), buffers.end());
+    return std::adjacent_find(buffers.begin(), buffers.end()) == buffers.end();
   }
 
  private:

@@ -5,6 +5,8 @@
 #include <pybind11/stl.h>
 #include <unistd.h>
 
+#include <unordered_set>
+
 #include "eager.h"
 #include "recorder.h"
 #include "replay.h"
@@ -72,6 +74,15 @@ class Steady {
         updates_(parts["updates"].cast<std::vector<std::pair<Py_ssize_t, Py_ssize_t>>>()),
         count_(parts["count"].cast<Py_ssize_t>()),
         process_(getpid()) {
+    std::unordered_set<Py_ssize_t> positions;
+    for (const auto& pair : given_) {
+      positions.insert(pair.first);
+    }
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(inputs_.ptr()); ++i) {
+      if (positions.count(i) == 0) {
+        kept_.insert(PyList_GET_ITEM(inputs_.ptr(), i));
+      }
+    }
     for (py::handle spec : parts["output_specs"]) {
       output_specs_.push_back(spec_of(spec));
     }
@@ -94,7 +105,11 @@ class Steady {
     auto inputs = py::reinterpret_steal<py::list>(PyList_GetSlice(inputs_.ptr(), 0, PyList_GET_SIZE(inputs_.ptr())));
     for (const auto& [position, argument] : given_) {
       const at::Tensor& tensor = THPVariable_Unpack(PyTuple_GET_ITEM(arguments.ptr(), argument));
-      inputs[position] = python_of(BufferPtr::reclaim_copy(buffer_of(tensor.storage())));
+      py::object buffer = python_of(BufferPtr::reclaim_copy(buffer_of(tensor.storage())));
+      if (kept_.count(buffer.ptr()) != 0) {
+        return py::none();
+      }
+      inputs[position] = std::move(buffer);
     }
     std::vector<py::object> buffers;
     double took_s = 0;
@@ -243,6 +258,8 @@ class Steady {
   py::list makers_;
   py::object rebuild_, note_, unusual_;
   std::vector<std::pair<Py_ssize_t, Py_ssize_t>> given_;
+  // The buffers that stay, which no argument may be.
+  std::unordered_set<PyObject*> kept_;
   std::vector<Py_ssize_t> takes_, outputs_;
   std::vector<std::pair<Py_ssize_t, Py_ssize_t>> updates_;
   Py_ssize_t count_;

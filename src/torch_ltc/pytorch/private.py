@@ -90,10 +90,16 @@ SchemaArgument = torch._C.Argument
 # ---- tensors ------------------------------------------------------------------------------------------------------
 
 TensorBase = torch._C.TensorBase
-data_pointer: Callable[[torch.Tensor], int] = TensorBase.data_ptr
 as_strided: Callable[..., torch.Tensor] = TensorBase.as_strided
 reduce_tensor: Callable[[torch.Tensor], Any] = torch.multiprocessing.reductions.reduce_tensor
 untyped_storage: Callable[[torch.Tensor], torch.UntypedStorage] = TensorBase.untyped_storage
+
+
+def data_pointer(tensor: torch.Tensor) -> int:
+    """The address of a tensor; that of its memory where it has no elements, for which PyTorch says 0."""
+    return tensor.data_ptr() or untyped_storage(tensor).data_ptr()
+
+
 is_alias_of: Callable[[torch.Tensor, torch.Tensor], bool] = torch._C._is_alias_of  # type: ignore[attr-defined]
 # How many tensors and Python objects hold a storage, by its `_cdata`.
 storage_use_count: Callable[[int], int] = torch._C._storage_Use_Count

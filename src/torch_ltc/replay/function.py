@@ -88,6 +88,15 @@ def _kind(leaf: Any) -> Any:
     return id(leaf)
 
 
+def _sharing(leaves: list[Any]) -> tuple[tuple[int, int], ...]:
+    """For each tensor of the device that is another argument, too, or that lies in its memory: the first such
+    argument, and the first that is the same tensor."""
+    seen: dict[int, int] = {}
+    lazy = [(i, leaf) for i, leaf in enumerate(leaves) if is_lazy(leaf)]
+    firsts = [(i, seen.setdefault(id(buffer_of(leaf)), i), seen.setdefault(id(leaf), i)) for i, leaf in lazy]
+    return tuple([(first, same) for i, first, same in firsts if first != i])
+
+
 def _replaced(value: Any, positions: Iterator[int], new: Mapping[int, WatchedFloat], watched: bool = True) -> Any:
     """The same arguments with some leaves replaced, by position. Those of dataclasses stay as they are: what looks at
     them is not seen, and they count as looked at."""
@@ -177,7 +186,8 @@ class _Calls:
 
 
 class _Tensors:
-    """A quick check that arguments, tensors of the device alone, are of the kind that they were."""
+    """A quick check that arguments, tensors of the device alone, none of which share memory, are of the kind that they
+    were."""
 
     __slots__ = ("calls", "_modes", "_state", "_count", "_have_shapes", "_wholes", "_native")
 
@@ -198,6 +208,7 @@ class _Tensors:
             len(args) == self._count
             and _modes() == self._modes
             and self._have_shapes(*args)
+            and len({id(buffer_of(one)) for one in args}) == self._count
             and all(
                 type(one) is torch.Tensor and buffer_of(one).spec is whole and one.storage_offset() == offset
                 for one, (whole, offset) in zip(args, self._wholes, strict=True)
@@ -273,7 +284,8 @@ class JitFunction:
         """The leaves of the arguments, and the calls of their kind."""
         leaves: list[Any] = []
         structure = _flatten((args, kwargs), leaves)
-        kind = (structure, tuple([_kind(leaf) for leaf in leaves]), modes)
+        sharing = _sharing(leaves)
+        kind = (structure, tuple([_kind(leaf) for leaf in leaves]), sharing, modes)
         calls = self._calls.get(kind)
         if calls is None:
             if len(self._calls) >= _MOST_KINDS:
@@ -281,7 +293,11 @@ class JitFunction:
             objects = [leaf for leaf, part in zip(leaves, kind[1], strict=True) if isinstance(part, int)]
             calls = self._calls.setdefault(kind, _Calls(objects))
         plain = (
-            not kwargs and leaves and len(leaves) == len(args) and all(type(leaf) is torch.Tensor for leaf in leaves)
+            not kwargs
+            and leaves
+            and not sharing
+            and len(leaves) == len(args)
+            and all(type(leaf) is torch.Tensor for leaf in leaves)
         )
         self._latest = _Tensors(leaves, modes, calls) if plain and all(map(is_lazy, leaves)) else None
         return leaves, calls
@@ -416,6 +432,9 @@ class JitFunction:
         changed = plan.change()
         if changed:
             calls.reason = f"{changed} has changed"
+            return False, None
+        if not plan.shares_as_recorded(leaves):
+            calls.reason = "which arguments share memory with tensors that the function takes by itself has changed"
             return False, None
         scalars: list[object] | None = []
         if settled.context:

@@ -41,6 +41,8 @@ class Plan:
         self._storages = list(map(storage_of, self._taken))
         self._inputs: list[Any] = list(settled.inputs)
         self._given = [(i, item) for i, item in enumerate(settled.inputs) if isinstance(item, int)]
+        self._kept = frozenset([id(item) for item in settled.inputs if not isinstance(item, int)])
+        self._given_too = settled.given_too
         self._gradients = _BoundGradients(settled)
         self._guard.watch(self._taken, self._gradients.expected())
         self._fresh = [(i, spec) for i, spec in self._all if i not in self._gradients.staying]
@@ -72,6 +74,12 @@ class Plan:
         if not changed and not all(map(operator.is_, map(storage_of, self._taken), self._storages)):
             changed = "the memory of a captured tensor"
         return changed
+
+    def shares_as_recorded(self, leaves: list[Any]) -> bool:
+        """True when those of these arguments that lie in the memory of tensors that stay are those that did."""
+        return all(id(buffer_of(leaves[leaf])) not in self._kept for _, leaf in self._given) and all(
+            buffer_of(leaves[position]) is buffer for position, buffer in self._given_too
+        )
 
     def run(self, leaves: list[Any], scalars: list[object]) -> Any:
         """Replay the call with these arguments and run-time numbers, after `change` found nothing."""
@@ -114,7 +122,7 @@ class Plan:
     def _try_steady(self, leaves: list[Any]) -> None:
         """Let the next replays happen in one go, if they can."""
         guards = self._guard.unchanged
-        if guards is not None and leaves and all(type(leaf) is torch.Tensor for leaf in leaves):
+        if guards is not None and leaves and not self._given_too and all(type(leaf) is torch.Tensor for leaf in leaves):
             self.steady = steady_replay(
                 self._program, tuple(leaves), guards, self._inputs, self._given, self._leaves, self._rebuild
             )

@@ -95,6 +95,8 @@ class RecordedCall:
     optimizers: list[torch.optim.Optimizer]
     # The tensors behind the inputs that stay, with their buffers.
     captured: list[tuple[torch.Tensor, Buffer]]
+    # Those of them that were arguments, too, by position.
+    given_too: list[tuple[int, Buffer]]
     # Tensors that the call writes to, or the positions of arguments.
     written: list[torch.Tensor | int]
     after: State
@@ -209,6 +211,7 @@ class Anatomy:
         self._host: list[tuple[torch.Tensor, float]] = []
         self._places: list[tuple[Place, Made]] = []
         self._captured: list[tuple[torch.Tensor, Buffer]] = []
+        self._given_too: list[tuple[int, Buffer]] = []
         self._flags: dict[int, tuple[torch.Tensor, bool, bool]] = {}
 
     def recorded(self, result: Any, scalars: list[object]) -> RecordedCall:
@@ -240,6 +243,7 @@ class Anatomy:
             list(self._flags.values()),
             self._optimizers,
             self._captured,
+            self._given_too,
             self._written(),
             self._after,
         )
@@ -277,6 +281,8 @@ class Anatomy:
             elif id(buffer) in known:
                 bindings.append(buffer)
                 self._captured.append((known[id(buffer)], buffer))
+                if position >= 0:
+                    self._given_too.append((position, buffer))
             else:
                 raise NotReplayable("it reads a tensor that is no argument, and that jit cannot find from the function")
         return bindings

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from tests.backends.xla.rules import assert_as_eager, run_rule
+from torch_ltc.config import settings
 
 INF, NAN = math.inf, math.nan
 
@@ -314,6 +315,20 @@ def test_decompositions_multiply_back(name: str) -> None:
 def test_memory_beyond_what_is_known_is_refused() -> None:
     with pytest.raises(NotImplementedError, match="reaches memory"):
         run_rule("as_strided", normal(3), [2, 2], [2, 1], 0)
+
+
+@pytest.mark.parametrize("values", [[0.0, -0.0, 2.0, -2.0, NAN, -INF], [0, 1, -1], [True, False], [1j, 0j, -1 + 0j]])
+def test_angles_of_numbers_on_the_axis(values: list[Any]) -> None:
+    (found,) = run_rule("angle", torch.tensor(values))
+    torch.testing.assert_close(found, torch.tensor(values).angle(), equal_nan=True)
+
+
+def test_angles_of_zeros_that_are_known_when_they_are_compiled() -> None:
+    # Constants of one shape are folded, others not: those of this one are.
+    with settings.scope(backend="xla", tiers="blocking"):
+        for _ in range(3):
+            places = torch.zeros(4, 3, 2, 3, dtype=torch.bool, device="ltc").max(0)[1]
+            assert places.unfold(0, 2, 1).angle().cpu().count_nonzero().item() == 0
 
 
 def test_half_precision_is_added_up_in_float32() -> None:

@@ -51,9 +51,18 @@ def _sign(x: Array) -> Array:
     return (x > 0).astype(x.dtype) - (x < 0).astype(x.dtype) if x.dtype != jnp.bool_ else x
 
 
+def _angle(x: Array) -> Array:
+    # Of zeros that XLA knows when it compiles, `atan2` gives nan; of -0.0 it is pi, and not PyTorch's 0.
+    if jnp.iscomplexobj(x):
+        return jnp.angle(x)
+    x = x if is_floating(x) else x.astype(jnp.float32)
+    return jnp.where(x < 0, jnp.asarray(math.pi, x.dtype), jnp.where(jnp.isnan(x), x, jnp.zeros((), x.dtype)))
+
+
 # Functions of one argument that keep its dtype, or give a boolean.
 UNARY: Functions = {
-    **_named(jnp, "abs angle bitwise_not ceil floor isinf isnan logical_not round"),
+    **_named(jnp, "abs bitwise_not ceil floor isinf isnan logical_not round"),
+    "angle": _angle,
     "_conj": jnp.conj,
     "_conj_physical": jnp.conj,
     "_neg_view": jnp.negative,

@@ -193,9 +193,11 @@ $(TORCH_VENV)/installed-test: pyproject.toml $(CONSTRAINTS)
 		--constraint $(TORCH_VENV)/constraints.txt --editable ".[test]"
 	touch $@
 
-$(ECOSYSTEM_VENV)/installed: requirements/ecosystem.txt pyproject.toml
+$(ECOSYSTEM_VENV)/installed: requirements/ecosystem.txt requirements/vision.txt pyproject.toml
 	$(PYTHON) -m venv $(ECOSYSTEM_VENV)
 	$(ECOSYSTEM_VENV)/bin/python -m pip --disable-pip-version-check --quiet install --requirement requirements/ecosystem.txt
+	$(ECOSYSTEM_VENV)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps --upgrade \
+		--target $(ECOSYSTEM_VENV)/vision --requirement requirements/vision.txt
 	$(ECOSYSTEM_VENV)/bin/python -m pip --disable-pip-version-check --quiet install --no-build-isolation --no-deps --editable .
 	touch $@
 

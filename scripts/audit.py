@@ -3,9 +3,9 @@
     python scripts/audit.py            # download every pinned package, and compare with requirements/hashes.txt
     python scripts/audit.py --write    # write that list anew, after versions have changed
 
-The list has the digests of all files that fit CPython 3.11 on 64-bit Linux, as the public index names them. PyTorch is
-left out: which of its builds is installed (CPU, CUDA of some version) is for whoever installs to choose, and each has a
-digest of its own.
+The list has the digests of all files that fit CPython 3.11 on 64-bit Linux, as the public index names them. PyTorch and
+torchvision are left out: which of their builds is installed (CPU, CUDA of some version) is for whoever installs to
+choose, and each has a digest of its own.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from packaging.tags import Tag, compatible_tags, cpython_tags
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
 ROOT = Path(__file__).resolve().parents[1]
-LISTS = ("constraints.txt", "ecosystem.txt", "mutation.txt", "torch.txt")
+LISTS = ("constraints.txt", "ecosystem.txt", "mutation.txt", "torch.txt", "vision.txt")
 HASHES = "hashes.txt"
 INDEX = "https://pypi.org/simple"
-CHOSEN_BUILDS = ("torch",)
+CHOSEN_BUILDS = ("torch", "torchvision")
 _PLATFORMS = [f"manylinux_2_{minor}_x86_64" for minor in range(40, 4, -1)]
 _PLATFORMS += ["manylinux2014_x86_64", "manylinux2010_x86_64", "manylinux1_x86_64", "linux_x86_64"]
 _LINK = re.compile(r'<a href="([^"#]*/([^"#/]+))#sha256=([0-9a-f]{64})"')
 _HEAD = """\
-# Digests of every pinned package but PyTorch, for CPython 3.11 on 64-bit Linux; 'make audit' compares them with what an
-# index serves. Made by 'python scripts/audit.py --write'.
+# Digests of every pinned package but PyTorch and torchvision, for CPython 3.11 on 64-bit Linux; 'make audit' compares
+# them with what an index serves. Made by 'python scripts/audit.py --write'.
 """
 
 

@@ -3,8 +3,8 @@
     python scripts/release_check.py
 
 The environment gets the PyTorch of requirements/torch.txt first: installing the package must leave it as it is. Of the
-extension in C++ nothing is built: `ltc build` does that where the package is used. Where HEAD has a tag, it must be the
-version's.
+extension in C++ nothing is built: `ltc build` does that where the package is used. The version is that of HEAD's tag; a
+tag that only a copy of the repository has shows that it is.
 """
 
 import os
@@ -63,19 +63,33 @@ def pip_variables() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name.startswith(("PIP_", "SSL_"))}
 
 
-def build(folder: Path) -> list[Path]:
-    """The distributions of what is checked in at HEAD."""
-    source = folder / "source"
-    source.mkdir()
-    run("git", "archive", "--output", folder / "source.tar", "HEAD")
-    with tarfile.open(folder / "source.tar") as archive:
-        archive.extractall(source, filter="data")
-    made = folder / "made"
-    made.mkdir()
+def build(source: Path, folder: Path) -> list[Path]:
+    """The distributions of a repository."""
+    folder.mkdir()
     for kind in ("sdist", "wheel"):
         code = f"import sys; from setuptools import build_meta; build_meta.build_{kind}(sys.argv[1])"
-        run(sys.executable, "-c", code, made, cwd=source)
-    return sorted(made.iterdir())
+        run(sys.executable, "-c", code, folder, cwd=source)
+    return sorted(folder.iterdir())
+
+
+def versions_of(distributions: list[Path]) -> set[str]:
+    """The versions in the names of a source distribution and a wheel."""
+    return {distribution.name.removesuffix(".tar.gz").split("-")[1] for distribution in distributions}
+
+
+def check_tag(source: Path, folder: Path) -> None:
+    """Distributions made from a commit with a tag have its version, and those of a later one are told apart."""
+    author = ("-c", "user.name=check", "-c", "user.email=check@example.invalid")
+    commit = ("git", *author, "commit", "--quiet", "--allow-empty", "--message", "an empty one")
+    run(*commit, cwd=source)
+    run("git", "tag", "v98.7.6", cwd=source)
+    tagged = versions_of(build(source, folder / "tagged"))
+    run(*commit, cwd=source)
+    later = versions_of(build(source, folder / "later"))
+    name = run("git", "rev-parse", "--short=7", "HEAD", cwd=source).strip()
+    if tagged != {"98.7.6"} or any(not version.startswith(f"98.7.6+1.g{name}") for version in later):
+        raise SystemExit(f"the tag is v98.7.6, and the versions are {tagged}, and with a commit more {later}")
+    print(f"tag v98.7.6 gives version {tagged.pop()}, and a commit later {later.pop()}")
 
 
 def names(distribution: Path) -> set[str]:
@@ -111,17 +125,20 @@ def torch_of(python: Path) -> str:
 def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        distributions = build(folder)
+        source = folder / "source"
+        run("git", "clone", "--quiet", ROOT, source)
+        distributions = build(source, folder / "made")
         venv.create(folder / "venv", with_pip=True)
         python = folder / "venv" / "bin" / "python"
         requirements = ("--requirement", ROOT / "requirements" / "torch.txt", "setuptools", "numpy")
         run(python, "-m", "pip", "install", "--quiet", "--constraint", ROOT / "requirements" / "constraints.txt",
             *requirements)  # fmt: skip
         versions = {check(distribution, folder, python) for distribution in distributions}
+        check_tag(source, folder)
     if len(distributions) != 2 or len(versions) != 1:
         raise SystemExit(f"two distributions of one version are expected: {distributions}, {versions}")
     [version] = versions
-    tags = run("git", "tag", "--points-at", "HEAD").split()
+    tags = run("git", "tag", "--points-at", "HEAD", "--list", "v[0-9]*").split()
     if tags and f"v{version}" not in tags:
         raise SystemExit(f"HEAD has the tag {', '.join(tags)}, and the version is {version}")
     print(f"version {version}" + (f", tag v{version}" if tags else ", no tag at HEAD"))

@@ -7,6 +7,7 @@ into one program, which is looked up, compiled by a backend and run.
 import atexit
 import importlib
 import sys
+from importlib import metadata as _metadata
 
 from torch_ltc.cli.startup import is_command as _is_command
 from torch_ltc.cli.startup import messages_of_import as _messages_of_import
@@ -63,7 +64,10 @@ from torch_ltc.lowering.interface import Backend, Form
 from torch_ltc.lowering.registry import registry as _registry
 from torch_ltc.replay.function import JitFunction, jit
 
-__version__ = "0.1.0"
+try:
+    __version__ = _metadata.version("torch-ltc")
+except _metadata.PackageNotFoundError:  # a source tree on the path
+    __version__ = "unknown"
 
 __all__ = [
     "__version__",

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from torch_ltc.cli.cuda_names import cuda_names, mapped
 from torch_ltc.errors import DeviceMismatchError
@@ -68,6 +69,27 @@ def test_names_lead_to_the_device(name: str) -> None:
     assert tensor.device == LTC
     assert tensor.is_cuda
     assert not torch.ones(2).is_cuda
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.filterwarnings("ignore:pin_memory_device is deprecated")
+def test_batches_in_pinned_memory_go_to_the_device(workers: int) -> None:
+    data = TensorDataset(torch.arange(8.0).view(4, 2), torch.arange(4))
+    for options in ({}, {"pin_memory_device": "cuda"}):
+        found = []
+        for rows, labels in DataLoader(data, batch_size=2, pin_memory=True, num_workers=workers, **options):
+            rows, labels = rows.to("cuda", non_blocking=True), labels.cuda(non_blocking=True)
+            assert rows.device == labels.device == LTC
+            found.append((rows.tolist(), labels.tolist()))
+        assert found == [([[0.0, 1.0], [2.0, 3.0]], [0, 1]), ([[4.0, 5.0], [6.0, 7.0]], [2, 3])]
+
+
+def test_memory_of_the_host_may_be_made_pinned_and_that_of_the_device_may_not() -> None:
+    for made in (torch.zeros(2, pin_memory=True), torch.tensor([0.0, 0.0], pin_memory=True)):
+        assert made.device.type == "cpu"
+        assert made.to("cuda", non_blocking=True).tolist() == [0.0, 0.0]
+    with pytest.raises(RuntimeError, match="only dense CPU tensors can be pinned"):
+        torch.ones(2, device="cuda").pin_memory()
 
 
 def test_an_index_that_is_not_there_is_refused() -> None:

@@ -5,13 +5,30 @@ from __future__ import annotations
 import io
 import random
 import struct
+import sys
 import tarfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
-__all__ = ["REPEATABLE", "SCRIPTS", "Script"]
+__all__ = ["SCRIPTS", "Script", "is_there", "repeatable"]
 
+# Where `make test-ecosystem` puts torchvision, which no other library shall find: beside a CPU build of PyTorch its
+# wheel has no operators, and without their declarations it cannot be imported.
+VISION = Path(sys.prefix) / "vision"
+IMPORT_VISION = f"""
+import sys, torch
+sys.path.append({str(VISION)!r})
+try:
+    import torchvision
+except RuntimeError:
+    for name in ("nms", "qnms"):
+        torch.library.define(f"torchvision::{{name}}", "(Tensor boxes, Tensor scores, float threshold) -> Tensor")
+    import torchvision
+# Nothing is downloaded.
+torchvision.models.vgg16 = lambda weights, untrained=torchvision.models.vgg16: untrained()
+"""
 # `repeatable.py DEVICE LINES SCRIPT ...` runs the script so that devices can be compared: random numbers are the CPU's,
 # dropout does nothing, batches come in order, and it ends after some lines. What it took is in figures.json.
 REPEATABLE = """
@@ -22,10 +39,14 @@ device, lines, script = sys.argv[1:4]
 if device == "ltc":
     import torch_ltc
 sys.argv = sys.argv[3:]
-sys.path.insert(0, os.getcwd())
+sys.path.insert(0, os.path.dirname(os.path.abspath(script)))
 torch.set_num_threads(1)
 for name in ("dropout", "dropout1d", "dropout2d", "dropout3d"):
     setattr(torch.nn.functional, name, lambda input, *args, **kwargs: input)
+attend = torch.nn.functional.scaled_dot_product_attention
+def without_dropout(query, key, value, attn_mask=None, dropout_p=0.0, *args, **kwargs):
+    return attend(query, key, value, attn_mask, 0.0, *args, **kwargs)
+torch.nn.functional.scaled_dot_product_attention = without_dropout
 
 def of_the_cpu(name):
     draw = getattr(torch, name)
@@ -40,8 +61,9 @@ for name in ("randn", "randn_like"):
     of_the_cpu(name)
 
 def multinomial(input, num_samples, *args, **kwargs):
-    drawn = [random.choices(range(len(row)), row, k=num_samples) for row in input.tolist()]
-    return torch.tensor(drawn, device=input.device)
+    rows = input.tolist() if input.dim() == 2 else [input.tolist()]
+    drawn = [random.choices(range(len(row)), row, k=num_samples) for row in rows]
+    return torch.tensor(drawn if input.dim() == 2 else drawn[0], device=input.device)
 
 torch.multinomial = multinomial
 def normal_(tensor, mean=0.0, std=1.0, generator=None):
@@ -135,6 +157,19 @@ def _words(folder: Path) -> None:
         (folder / "words" / f"{name}.txt").write_text(text + "\n")
 
 
+def _pictures(folder: Path) -> None:
+    """Coloured noise: to train on and to test on, in folders as the scripts want them, and one to start from."""
+    import numpy  # noqa: PLC0415  of the environment that has the libraries
+    from PIL import Image  # noqa: PLC0415
+
+    numbers = numpy.random.default_rng(0)
+    names = [f"pictures/{part}/{kind}/{index}.png" for part in ("train", "val") for kind in "ab" for index in range(3)]
+    names += [f"dataset/BSDS300/images/{part}/{index}.png" for part in ("train", "test") for index in range(3)]
+    for name in (*names, "picture.png"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(numbers.integers(0, 256, (48, 48, 3), numpy.uint8)).save(folder / name)
+
+
 @dataclass(frozen=True)
 class Script:
     """A script, its arguments, and those that choose the CPU or the accelerator (None: it knows no device)."""
@@ -148,10 +183,25 @@ class Script:
     needs: tuple[str, ...] = ()
     # It ends after so many lines; 0: when it is done.
     lines: int = 0
+    # Arguments of Python for what makes its input, on the CPU; and files that it writes.
+    first: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        model = self.arguments[self.arguments.index("--model") + 1 :][:1] if "--model" in self.arguments else ()
-        return " ".join((f"{self.folder}/{self.file}", *model))
+        words = self.first or self.arguments
+        model = words[words.index("--model") + 1 :][:1] if "--model" in words else ()
+        command = [word for word in self.arguments[:1] if word in {"train", "eval"}]
+        return " ".join((f"{self.folder}/{self.file}", *command, *model))
+
+
+def is_there(library: str) -> bool:
+    """The library can be imported, or is torchvision and can be in `IMPORT_VISION`."""
+    return find_spec(library) is not None or (VISION / library).is_dir()
+
+
+def repeatable(script: Script) -> str:
+    """Source of `repeatable.py` for it."""
+    return (IMPORT_VISION if "torchvision" in script.needs else "") + REPEATABLE
 
 
 _IMAGES, _EPOCH = ("torchvision",), ("--epochs", "1")
@@ -185,6 +235,40 @@ SCRIPTS = [
     ),
     *(
         Script("word_language_model", ("--model", model, *_LANGUAGE), (), ("--accel",), _words)
-        for model in ("LSTM", "GRU", "RNN_TANH")
+        for model in ("LSTM", "GRU", "RNN_TANH", "RNN_RELU", "Transformer")
+    ),
+    *(
+        Script(
+            "word_language_model", ("--data", "words", "--words", "40", "--log-interval", "10"),
+            (), ("--accel",), _words, file="generate.py", first=("main.py", "--model", model, *_LANGUAGE),
+            writes=("generated.txt",),
+        )
+        for model in ("LSTM", "Transformer")
+    ),
+    Script(
+        "imagenet", ("pictures", *_EPOCH, "--workers", "0", "--batch-size", "2", "--seed", "1", "--print-freq", "1"),
+        ("--no-accel",), (), _pictures, needs=_IMAGES,
+    ),
+    Script(
+        "super_resolution", ("--upscale_factor", "3", "--batchSize", "2", "--nEpochs", "1", "--threads", "0"),
+        (), ("--accel",), _pictures, needs=_IMAGES,
+    ),
+    Script(
+        "super_resolution", ("--input_image", "picture.png", "--model", "made.pth", "--output_filename", "out.png"),
+        (), ("--accel",), _pictures, file="super_resolve.py", needs=_IMAGES, writes=("out.png",),
+        first=("-c", "import torch, model; torch.manual_seed(0); torch.save(model.Net(3), 'made.pth')"),
+    ),
+    Script(
+        "fast_neural_style",
+        ("train", *_EPOCH, "--batch-size", "2", "--dataset", "pictures/train", "--style-image", "picture.png",
+         "--save-model-dir", "saved", "--image-size", "32", "--log-interval", "1"),
+        (), ("--accel",), _pictures, file="neural_style/neural_style.py", needs=_IMAGES,
+    ),
+    Script(
+        "fast_neural_style",
+        ("eval", "--content-image", "picture.png", "--model", "made.pth", "--output-image", "out.png"),
+        (), ("--accel",), _pictures, file="neural_style/neural_style.py", needs=_IMAGES, writes=("out.png",),
+        first=("-c", "import sys, torch; sys.path.append('neural_style'); import transformer_net; "
+               "torch.manual_seed(0); torch.save(transformer_net.TransformerNet().state_dict(), 'made.pth')"),
     ),
 ]  # fmt: skip

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -185,10 +187,18 @@ def test_a_library_that_stays_on_another_device_says_so_once(tmp_path: Path) -> 
         assert arguments.device.type == "cpu"
 
 
-def test_code_that_asks_for_the_cpu_gets_it(tmp_path: Path) -> None:
-    with torch_ltc.use_in_libraries():
+@pytest.mark.parametrize("asked", [False, True])
+def test_code_that_asks_for_the_cpu_gets_it_without_a_word(asked: bool, saved: Path) -> None:
+    with torch_ltc.use_in_libraries() if asked else contextlib.nullcontext(), warnings.catch_warnings():
+        warnings.simplefilter("error", LtcWarning)
         assert accelerate.Accelerator(cpu=True).device.type == "cpu"
-        assert transformers.TrainingArguments(str(tmp_path), report_to=[], use_cpu=True).device.type == "cpu"
+        forget()
+        assert transformers.TrainingArguments(str(saved), report_to=[], use_cpu=True).device.type == "cpu"
+        forget()
+        made = transformers.pipeline("text-generation", model=str(saved), tokenizer=str(saved), device="cpu")
+        assert made.device.type == "cpu"
+        model = transformers.AutoModelForCausalLM.from_pretrained(saved, device_map={"": "cpu"})
+        assert model.device.type == "cpu"
 
 
 # ---- pipelines and device maps -------------------------------------------------------------------------------------
@@ -231,6 +241,14 @@ def test_device_map_puts_the_model_there(device_map: Any, saved: Path) -> None:
     assert model.device.type == "ltc"
     assert all(parameter.device.type == "ltc" for parameter in model.parameters())
     torch.testing.assert_close(model(words.to("ltc")).logits.cpu(), expected, rtol=0, atol=0)
+
+
+def test_a_device_map_that_is_made_without_the_device_says_so_once(saved: Path) -> None:
+    with pytest.warns(LtcWarning, match=r"device_map='auto' runs on cpu: torch_ltc\.use_in_libraries\(\)") as told:
+        for _ in range(2):
+            model = transformers.AutoModelForCausalLM.from_pretrained(saved, device_map="auto")
+            assert model.device.type == "cpu"
+    assert sum("device_map" in str(warning.message) for warning in told) == 1
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,9 @@ def test_a_cell_says_what_it_did(shell: InteractiveShell, capsys: pytest.Capture
     assert "2 calls, 2 runs" in shown
     assert "count" in shown
     assert shell.user_ns["value"] == 9.0
-    assert isinstance(shell.run_cell_magic("ltc", "--report", "(x * 3).sum().item()"), Report)
+    report = shell.run_cell_magic("ltc", "--report", "(x * 3).sum().item()")
+    assert isinstance(report, Report)
+    assert "<iframe" in shell.display_formatter.format(report)[0]["text/html"]
     assert shell.run_cell_magic("ltc", "--other", "1") is None
     assert "%%ltc --report" in capsys.readouterr().out
 

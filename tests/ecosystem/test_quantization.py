@@ -18,15 +18,39 @@ def network(device: str, features: int = 32) -> nn.Sequential:
     return nn.Sequential(nn.Linear(features, features), nn.ReLU(), nn.Linear(features, 4)).to(device)
 
 
-def test_int8_weights_of_torchao() -> None:
+CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "int8 weights": ("Int8WeightOnlyConfig", {}),
+    "int8 weights and activations": ("Int8DynamicActivationInt8WeightConfig", {}),
+    "int4 weights": ("IntxWeightOnlyConfig", {"weight_dtype": torch.int4}),
+    "int8 activations, int4 weights": ("Int8DynamicActivationIntxWeightConfig", {"weight_dtype": torch.int4}),
+    "float8 weights": ("Float8WeightOnlyConfig", {}),
+}
+
+
+@pytest.mark.parametrize("what", CONFIGS)
+def test_weights_that_torchao_quantizes(what: str) -> None:
     quantization = pytest.importorskip("torchao.quantization")
+    name, options = CONFIGS[what]
 
     def run(device: str) -> Tensor:
         module = network(device)
-        quantization.quantize_(module, quantization.Int8WeightOnlyConfig())
+        quantization.quantize_(module[:1], getattr(quantization, name)(**options))
+        assert type(module[0].weight.data) is not Tensor
         return module(torch.linspace(-1, 1, 64, device=device).view(2, 32))
 
-    compare("torchao", "int8 weights, quantized there", run)
+    compare("torchao", f"{what}, quantized there", run)
+
+
+@pytest.mark.parametrize("layout", ["plain", "plain_int32", "tile_packed_to_4d"])
+def test_int4_weights_that_are_packed_for_kernels_of_gpus_are_refused_as_on_the_cpu(layout: str) -> None:
+    quantization = pytest.importorskip("torchao.quantization")
+    errors = {}
+    for device in ("cpu", "ltc"):
+        config = quantization.Int4WeightOnlyConfig(group_size=128, int4_packing_format=layout)
+        with pytest.raises(Exception, match=r"mslk|not support|CUDA") as raised:
+            quantization.quantize_(network(device, 128).bfloat16(), config)
+        errors[device] = (raised.type, str(raised.value).replace(device, "DEVICE"))
+    assert errors["ltc"] == errors["cpu"]
 
 
 def test_a_module_that_torchao_has_quantized_moves_to_the_device() -> None:

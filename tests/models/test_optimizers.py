@@ -15,15 +15,18 @@ from torch.optim import (
     LBFGS,
     SGD,
     Adadelta,
+    Adafactor,
     Adagrad,
     Adam,
     Adamax,
     AdamW,
+    Muon,
     NAdam,
     Optimizer,
     RAdam,
     RMSprop,
     Rprop,
+    SparseAdam,
 )
 
 from tests.models import training
@@ -60,7 +63,21 @@ def case(name: str, kind: type[Optimizer], options: Options, cpu_options: Option
     return Case(name, multilayer_perceptron, vectors, classification_loss, kind, options, cpu_options)
 
 
+def _matrices() -> nn.Module:
+    """The same network without biases."""
+    return nn.Sequential(*(
+        nn.Linear(layer.in_features, layer.out_features, bias=False) if isinstance(layer, nn.Linear) else layer
+        for layer in multilayer_perceptron().children()
+    ))  # fmt: skip
+
+
 EXACT_CASES = [
+    # Its default is the single form, on every device.
+    *(
+        case(f"adafactor_{name}", Adafactor, {"lr": 0.01, "weight_decay": 0.01, "foreach": foreach}, {})
+        for name, foreach in (("default", None), ("single", False), ("foreach", True))
+    ),
+    Case("muon", _matrices, vectors, classification_loss, Muon, {"lr": 0.01}, {}),
     *(case(f"{name}_default", kind, options, {"foreach": True}) for name, kind, options in OPTIMIZERS),
     *(case(f"{name}_single", kind, {**options, "foreach": False}, {}) for name, kind, options in OPTIMIZERS),
     *(
@@ -75,8 +92,16 @@ CAPTURABLE_CASES = [
     for name, kind, options in OPTIMIZERS
     if kind in CAPTURABLE
 ]
-# ASGD reads its step counter, which lives on the device, in the middle of its step, unless it is capturable.
-ONE_PROGRAM_CASES = [*(case for case in EXACT_CASES if case.optimizer is not ASGD), *CAPTURABLE_CASES]
+# In the middle of their steps ASGD reads its step counter, which lives on the device, unless it is capturable, and
+# Adafactor the norms of updates and parameters.
+ONE_PROGRAM_CASES = [*(case for case in EXACT_CASES if case.optimizer not in {ASGD, Adafactor}), *CAPTURABLE_CASES]
+# Two that take no ordinary step: LBFGS calls for losses, and SparseAdam takes sparse gradients. Both have tests below.
+OTHERS = {LBFGS, SparseAdam}
+
+
+def test_no_optimizer_is_left_out() -> None:
+    found = {kind for kind in vars(torch.optim).values() if isinstance(kind, type) and issubclass(kind, Optimizer)}
+    assert found - {Optimizer} == {case.optimizer for case in EXACT_CASES} | OTHERS
 
 
 def identify(case: Case) -> str:
@@ -131,6 +156,22 @@ def test_lbfgs_takes_the_same_path_as_on_eager() -> None:
     with settings.scope(backend="interpreter"):
         actual = minimise_with_lbfgs("ltc")
     torch.testing.assert_close(actual, minimise_with_lbfgs("cpu"), rtol=0.0, atol=0.0)
+
+
+def test_sparse_gradients_change_the_rows_that_eager_changes() -> None:
+    def train(device: str) -> Tensor:
+        torch.manual_seed(0)
+        table = nn.Embedding(5, 3, sparse=True).to(device)
+        optimizer = SparseAdam(table.parameters(), lr=0.1)
+        for rows in ([0, 2, 2], [3, 0, 1]):
+            optimizer.zero_grad()
+            table(torch.tensor(rows, device=device)).square().sum().backward()
+            optimizer.step()
+        return training.read(table.weight)
+
+    with settings.scope(backend="interpreter"):
+        actual = train("ltc")
+    torch.testing.assert_close(actual, train("cpu"), rtol=0.0, atol=0.0)
 
 
 def train_with(

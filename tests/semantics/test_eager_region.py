@@ -74,6 +74,35 @@ def test_a_loop_that_reads_runs_at_once(auto: None, syncs: list[SyncEvent]) -> N
     assert "test_eager_region.py" in text.split("eager region")[1]
 
 
+@pytest.mark.parametrize("search", [None, "strong_wolfe"])
+def test_lbfgs_which_reads_in_every_iteration_runs_at_once(
+    search: str | None, auto: None, syncs: list[SyncEvent]
+) -> None:
+    def minimise(device: str) -> tuple[list[float], int]:
+        at = torch.linspace(-1, 1, 6).to(device).requires_grad_()
+        optimizer = torch.optim.LBFGS([at], lr=0.1, max_iter=10, history_size=5, line_search_fn=search)
+        closures = 0
+
+        def closure() -> Tensor:
+            nonlocal closures
+            closures += 1
+            optimizer.zero_grad()
+            loss = ((at[1:] - at[:-1].square()).square() + (1 - at[:-1]).square() / 10).sum()
+            loss.backward()
+            return loss
+
+        for _ in range(12):
+            optimizer.step(closure)
+        return at.tolist(), closures
+
+    found, closures = minimise("ltc")
+    figures = eager_regions.figures()
+    assert figures.begun >= 1
+    # Programs that are new are compiled first.
+    assert len(syncs) < min(closures, figures.reads) / 2
+    assert (found, closures) == minimise("cpu")
+
+
 def test_reading_what_was_only_uploaded_begins_a_region() -> None:
     # A process of its own: no program has run in it.
     printed = run_script("""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn import functional as F
+from torch.optim import lr_scheduler
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
@@ -331,6 +332,58 @@ def test_parametrized_and_weight_normed_layers_train() -> None:
         layer = nn.utils.parametrizations.weight_norm(nn.Linear(3, 2)).to(device)
         layer(torch.ones(2, 3).to(device)).sum().backward()
         return [parameter.grad for parameter in layer.parameters()]
+
+    assert_like_eager(train, exact=False)
+
+
+SCHEDULERS: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
+    "LambdaLR": lambda optimizer: lr_scheduler.LambdaLR(optimizer, lambda epoch: 0.9**epoch),
+    "MultiplicativeLR": lambda optimizer: lr_scheduler.MultiplicativeLR(optimizer, lambda epoch: 0.9),
+    "StepLR": lambda optimizer: lr_scheduler.StepLR(optimizer, 2),
+    "MultiStepLR": lambda optimizer: lr_scheduler.MultiStepLR(optimizer, [1, 3]),
+    "ConstantLR": lambda optimizer: lr_scheduler.ConstantLR(optimizer, total_iters=2),
+    "LinearLR": lambda optimizer: lr_scheduler.LinearLR(optimizer),
+    "ExponentialLR": lambda optimizer: lr_scheduler.ExponentialLR(optimizer, 0.9),
+    "SequentialLR": lambda optimizer: lr_scheduler.SequentialLR(
+        optimizer,
+        [lr_scheduler.ConstantLR(optimizer, total_iters=2), lr_scheduler.ExponentialLR(optimizer, 0.9)],
+        milestones=[2],
+    ),
+    "CosineAnnealingLR": lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, 4),
+    "ChainedScheduler": lambda optimizer: lr_scheduler.ChainedScheduler(
+        [lr_scheduler.ConstantLR(optimizer, total_iters=2), lr_scheduler.ExponentialLR(optimizer, 0.9)]
+    ),
+    "ReduceLROnPlateau": lambda optimizer: lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=0.5),
+    "CyclicLR": lambda optimizer: lr_scheduler.CyclicLR(optimizer, 0.01, 0.1, step_size_up=2),
+    "CosineAnnealingWarmRestarts": lambda optimizer: lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 2),
+    "OneCycleLR": lambda optimizer: lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=6),
+    "PolynomialLR": lambda optimizer: lr_scheduler.PolynomialLR(optimizer),
+    "SWALR": lambda optimizer: torch.optim.swa_utils.SWALR(optimizer, swa_lr=0.01, anneal_epochs=2),
+}
+
+
+def test_no_scheduler_is_left_out() -> None:
+    assert {*lr_scheduler.__all__, "SWALR"} - {"LRScheduler"} == set(SCHEDULERS)
+
+
+@pytest.mark.parametrize("on_device", [False, True], ids=["a float", "a tensor of the device"])
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_schedulers_change_the_rate_as_on_the_cpu(name: str, on_device: bool) -> None:
+    def train(device: str) -> list[Tensor]:
+        torch.manual_seed(0)
+        model = nn.Linear(4, 3).to(device)
+        rate: Any = torch.tensor(0.1, device=device) if on_device else 0.1
+        optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9, foreach=False)
+        scheduler = SCHEDULERS[name](optimizer)
+        rates = []
+        for _ in range(5):
+            optimizer.zero_grad()
+            loss = model(torch.ones(2, 4).to(device)).square().sum()
+            loss.backward()
+            optimizer.step()
+            scheduler.step(*([loss.detach()] if name == "ReduceLROnPlateau" else []))
+            rates.append(torch.as_tensor(optimizer.param_groups[0]["lr"]).clone())
+        return [*rates, *[parameter.detach() for parameter in model.parameters()]]
 
     assert_like_eager(train, exact=False)
 

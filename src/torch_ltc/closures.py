@@ -20,6 +20,7 @@ from typing import Any, TypeAlias
 from torch_ltc.config import settings
 from torch_ltc.deferred import fail_exit
 from torch_ltc.errors import ClosureError
+from torch_ltc.signals import Condition
 
 __all__ = [
     "AsyncClosureHandler",
@@ -78,7 +79,7 @@ class AsyncClosureHandler(ClosureHandler):
         if max_queue_size is not None and max_queue_size < 1:
             raise ValueError(f"max_queue_size is {max_queue_size}\n  try: a number of at least 1, or None")
         self._max_queue_size = max_queue_size
-        self._changed = threading.Condition()
+        self._changed = Condition()
         self._queue: deque[Closure] = deque()
         self._running = False
         self._raised: list[BaseException] = []

@@ -1,4 +1,5 @@
-"""Signal handlers that wait: what a thread runs in a worker's place must not end half done.
+"""Signal handlers that wait: what a thread runs in a worker's place must not end half done; and locks that none leaves
+taken.
 
 Python calls handlers on the main thread, between any two of its instructions, and what they raise comes from there.
 """
@@ -9,11 +10,13 @@ from __future__ import annotations
 import _signal  # type: ignore[import-not-found]
 import signal
 import threading
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
+from operator import attrgetter
 from types import FrameType, TracebackType
 from typing import Any
 
-__all__ = ["signals_are_deferred", "signals_deferred"]
+__all__ = ["Condition", "WorkerResult", "signals_are_deferred", "signals_deferred"]
 
 # Those that scripts and test runners have handlers for, which raise.
 _SIGNALS = tuple(
@@ -21,6 +24,23 @@ _SIGNALS = tuple(
     for name in ("SIGINT", "SIGTERM", "SIGALRM", "SIGUSR1", "SIGUSR2")
     if hasattr(signal, name)
 )
+
+
+class Condition(threading.Condition):
+    """A condition that is given back whatever a handler raises. The usual one is entered by a function of Python, in
+    which a handler may run when the lock is taken and the block not begun: nobody would ever give it back."""
+
+    # Functions in C, looked up before the lock is taken.
+    __enter__: Any = property(attrgetter("_lock.__enter__"))
+    __exit__: Any = property(attrgetter("_lock.__exit__"))
+
+
+class WorkerResult(Future[Any]):
+    """A future that can be waited for on a thread with handlers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._condition = Condition()
 
 
 class _Deferred:

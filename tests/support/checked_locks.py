@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-MADE = re.compile(r"(\w+) = threading\.(?:Lock|RLock|Condition)\(")
+MADE = re.compile(r"(\w+) = (?:threading\.(?:Lock|RLock)|Condition)\(")
 RECORDER = "record/recorder.py lock"
 _RECORD = Path(__file__).resolve().parents[2] / "docs" / "decisions" / "0010-one-recorder-for-all-threads.md"
 _ROW = re.compile(r"^\| (\d) \| `([\w/]+\.py) (\w+)` \|", re.MULTILINE)

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from torch_ltc.lowering.gil import CompileCancelled, cooperative
 from torch_ltc.pytorch.openmp import release_pool
 from torch_ltc.pytorch.private import below_autograd
+from torch_ltc.signals import Condition
 
 __all__ = ["Background", "background"]
 
@@ -27,7 +28,7 @@ class Background:
     """Job queues by name, each with its thread."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self._changed = Condition()
         self._queues: dict[str, queue.SimpleQueue[_Work]] = {}
         self._threads: list[threading.Thread] = []
         # Queue and title of each job that waits or is under way.

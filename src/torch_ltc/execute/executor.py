@@ -48,7 +48,7 @@ from torch_ltc.pytorch.private import has_clean_state as _has_clean_state
 from torch_ltc.record.buffer import Buffer
 from torch_ltc.record.call_site import current_source
 from torch_ltc.record.recorder import recorder
-from torch_ltc.signals import signals_deferred
+from torch_ltc.signals import Condition, WorkerResult, signals_deferred
 
 __all__ = ["NOTHING", "Executor", "Uses", "executor"]
 
@@ -105,7 +105,7 @@ class _Item:
     __slots__ = ("future", "work", "uses", "others", "threads", "flush")
 
     def __init__(self, work: Callable[[], Any], uses: Uses | None, others: list[Future[Any]], flush: bool) -> None:
-        self.future: Future[Any] = Future()
+        self.future: Future[Any] = WorkerResult()
         self.work = work
         self.uses = uses
         self.others = others
@@ -151,7 +151,7 @@ class Executor:
         # By thread: the worker whose items it has taken on and not run yet.
         self._stand_ins: dict[int, _Worker] = {}
         self._process = os.getpid()
-        self._room = threading.Condition()
+        self._room = Condition()
         self._waiting = 0
         # As `torch.set_flush_denormal` said; there is no way to ask.
         self.flush_denormal = False
@@ -160,7 +160,7 @@ class Executor:
 
     def forget(self) -> None:
         """In a process that was forked: the workers are not there, and nothing can be queued."""
-        self._room = threading.Condition()
+        self._room = Condition()
         self._waiting = 0
         self._stand_ins.clear()
 

@@ -358,6 +358,67 @@ def test_memory_seen_with_two_dtypes_runs_in_the_interpreter_with_right_results(
         assert total.item() == seen(X.clone()).item()
 
 
+def add_at_one_row(x: Tensor) -> Tensor:
+    seen = x.as_strided((2, 2), (1, 1))
+    return seen.index_put_((torch.tensor([0, 0], device=x.device),), seen.new_tensor(1), accumulate=True)
+
+
+def scatter_into_windows(x: Tensor) -> Tensor:
+    return x.as_strided((2, 2), (1, 1)).scatter_(0, torch.tensor([[0, 0]], device=x.device), 9.0)
+
+
+def fill_with_random_numbers(x: Tensor) -> Tensor:
+    return x.as_strided((2, 2), (1, 1)).uniform_()
+
+
+SHARING: list[tuple[Callable[[Tensor], Any], str]] = [
+    (add_at_one_row, "writes to elements that share memory"),
+    (scatter_into_windows, "writes to elements that share memory"),
+    (fill_with_random_numbers, "writes to elements that share memory"),
+    (lambda x: x.as_strided((2, 2), (1, 1)).add_(1), "writes to elements that share memory"),
+    (lambda x: x.as_strided((2, 2), (1, 1))[0].add_(1), "writes to elements that share memory"),
+    (with_views(lambda seen: seen.add_(1), lambda x: x.as_strided((2, 2), (1, 1))), "elements that share memory"),
+    (with_views(lambda seen: seen[1].add_(1), lambda x: x.view(-1).expand(4, 12)), "elements that share memory"),
+    (with_views(lambda seen: seen[1].add_(1), lambda x: x.view(-1).unfold(0, 2, 1)), "elements that share memory"),
+    (lambda x: torch._foreach_add_([x.as_strided((2, 2), (1, 1))], 1.0), "writes to elements that share memory"),
+    (lambda x: x.view(-1).unfold(0, 2, 3)[1].add_(1), "writes to windows of aten::unfold"),
+    (lambda x: x[:, 1:].add_(x[:, :-1]), "reads elements that it has written to"),
+    (lambda x: x[:3, :3].add_(x[:3, :3].t()), "reads elements that it has written to"),
+    (lambda x: torch._foreach_add_([x[:, 1:]], [x[:, :-1]]), "reads elements that it has written to"),
+]
+
+
+@pytest.mark.parametrize("place", range(len(SHARING)))
+def test_elements_that_share_memory_are_written_by_the_interpreter(place: int) -> None:
+    function, message = SHARING[place]
+    with registered(FunctionalBackend()), torch_ltc.use_backend("functional"):
+        with pytest.warns(BackendWarning, match=message):
+            got = on_device(lambda x: (function(x), x)[1], X.clone())
+        torch.manual_seed(0)
+        wanted = X.clone()
+        function(wanted)
+        assert torch.equal(got.cpu(), wanted)
+
+
+APART: list[Callable[[Tensor], Any]] = [
+    lambda x: x[:, :2].add_(x[:, 2:4]),
+    lambda x: x[:, ::2].add_(x[:, 1::2].sum(1, keepdim=True)),
+    lambda x: x[::2, ::2].mul_(x[1::2, 1:2]),
+    lambda x: x[1:3].mul_(x[0]),
+    lambda x: x.t()[1:].add_(x.t()[0]),
+    lambda x: x.diagonal().add_(1),
+    lambda x: x[:, :-1].add_(x[:, 1:]),
+    lambda x: x[:, :-1].copy_(x[:, 1:]),
+    lambda x: x.add_(x),
+]
+
+
+@pytest.mark.parametrize("place", range(len(APART)))
+def test_writes_to_some_elements_that_read_others_are_compiled(backend: FunctionalBackend, place: int) -> None:
+    assert_same(*both(APART[place], X.clone()))
+    assert backend.runs > 0
+
+
 def test_statistics_of_batch_norm_are_updated(backend: FunctionalBackend) -> None:
     def function(x: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
         return F.batch_norm(x, mean, variance, training=True, momentum=0.3)

@@ -82,6 +82,9 @@ def _run(operator: Operator, values: tuple[Any, ...]) -> Any:
     lazy = {i: (buffer_of(leaf), spec_of(leaf)) for i, leaf in enumerate(leaves) if _is_plain(leaf)}
     device = physical_device()
     targets = pytree.tree_leaves([values[position] for position in operator.written])
+    # What is given by `out=`: the kernel alone may know its size.
+    outs = [values[position] for position in operator.written if position >= operator.positional]
+    resized = set(map(id, pytree.tree_leaves(outs)))
     for target in targets:
         if lazy and isinstance(target, torch.Tensor) and not is_lazy(target):
             raise device_mismatch(target, operator)
@@ -90,6 +93,10 @@ def _run(operator: Operator, values: tuple[Any, ...]) -> Any:
             check_foreign(leaf, operator)
 
     def work() -> tuple[Any, dict[int, torch.Tensor], dict[int, torch.Tensor]]:
+        for i, (buffer, spec) in lazy.items():
+            if id(leaves[i]) in resized:
+                physical(buffer, spec)
+                buffer.resizable(device)
         # Aliases: a call that resizes its target must not resize the buffer's own tensor, which others look at.
         real = {i: physical(buffer, spec).detach() for i, (buffer, spec) in lazy.items()}
         built = {

@@ -21,6 +21,7 @@ from torch_ltc.lowering.gil import yield_gil
 from torch_ltc.lowering.kernel_call import flatten_results
 from torch_ltc.lowering.program_builder import Shape, Table, Writer, hints_of, is_written
 from torch_ltc.lowering.scalar_inputs import NUMBER_SPECS, tensor_form
+from torch_ltc.lowering.shared_elements import may_overlap_itself, reads_what_it_writes
 from torch_ltc.program.collectives import functional_name, is_collective
 from torch_ltc.program.instruction import (
     Call,
@@ -127,6 +128,10 @@ class _Tracer:
         self._numbers = numbers
         self._varying = varying
         self._values: list[Any] = [None] * program.values
+        # By number of a value: itself and the views that it was made through.
+        self._views: dict[int, tuple[torch.Tensor, ...]] = {}
+        # Views that `unfold` made, by `id`; all values are kept.
+        self._windows: set[int] = set()
         self._slots: dict[int, torch.Tensor] = {}
         self._fixed: dict[int, object] = {}
         self._parameters = plan_parameters(program)
@@ -201,6 +206,7 @@ class _Tracer:
                 tensor = aten._conj.default(tensor) if spec.conj else tensor
                 tensor = aten._neg_view.default(tensor) if spec.neg else tensor
             self._values[instruction.number] = tensor
+            self._views[instruction.number] = (tensor,)
 
     def _final(self, tensor: torch.Tensor) -> int:
         sync_functional(tensor)
@@ -209,11 +215,12 @@ class _Tracer:
     def _run(self, call: Call) -> None:
         args = [self._fill(operand) for operand in call.args]
         kwargs = {name: self._fill(operand) for name, operand in call.kwargs.items()}
-        if call.random and call.mutated == call.operands[:1] and call.op._schema.name.endswith("_"):
-            self._draw(call, args, kwargs)
-            return
         if is_collective(call.op):
             self._communicate(call, args)
+            return
+        self._check_writes(call, args, kwargs)
+        if call.random and call.mutated == call.operands[:1] and call.op._schema.name.endswith("_"):
+            self._draw(call, args, kwargs)
             return
         run = _declared(call)
         numbered = any(slot in self._slots for slot in scalar_slots(call))
@@ -233,7 +240,30 @@ class _Tracer:
             results = self._opaque(call, args, kwargs)
         for item, number, result in zip(call.flat_returns, call.numbers, results, strict=True):
             if number >= 0:
-                self._values[number] = self._laid_out(call, item, result)
+                self._values[number] = made = self._laid_out(call, item, result)
+                if item.kind in (ReturnKind.VIEW, ReturnKind.SAME):
+                    known = self._views.get(call.operands[item.operand], ())
+                    self._views[number] = known if item.kind is ReturnKind.SAME else (*known, made)
+                if call.op is aten.unfold.default:
+                    self._windows.add(id(made))
+
+    def _check_writes(self, call: Call, args: list[Any], kwargs: dict[str, Any]) -> None:
+        """Refuse writes through views of which several elements are one, which PyTorch's functionalization takes for
+        elements of their own, and writes whose result depends on the order in which a kernel goes."""
+        written = call.mutated
+        if not written:
+            return
+        views = {id(view): view for number in written for view in self._views.get(number, ())}
+        if any(map(may_overlap_itself, views.values())):
+            raise CompileError(f"{call.name} writes to elements that share memory", source=str(call.source))
+        if not self._windows.isdisjoint(views):
+            # PyTorch's functionalization puts zeros between them.
+            raise CompileError(f"{call.name} writes to windows of aten::unfold", source=str(call.source))
+        names = [argument.name for argument in call.op._schema.arguments]
+        given = [args[i] if i < len(args) else kwargs.get(name) for i, name in enumerate(names)]
+        in_order = call.op is aten.copy_.default or torch.Tag.pointwise in call.op.tags
+        if reads_what_it_writes(given, written_positions(call.op), in_order):
+            raise CompileError(f"{call.name} reads elements that it has written to", source=str(call.source))
 
     def _draw(self, call: Call, args: list[Any], kwargs: dict[str, Any]) -> None:
         """A random call that fills its first argument: it fills memory of its own, laid out in the same way, because

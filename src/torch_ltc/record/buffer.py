@@ -150,12 +150,19 @@ class Buffer(_Base):
             data = data.tensor()
         if spec is self.spec:
             return data
-        if not data.untyped_storage().resizable() and spec.extent() > self.spec.extent():
-            # Memory that another library made, and that a resize has to leave.
+        if spec.extent() > self.spec.extent():
+            data = self.resizable(device)
+        return alias_physical(data, spec)
+
+    def resizable(self, device: torch.device) -> torch.Tensor:
+        """The physical tensor, in memory that can be resized: what another library made is left. For the executor's
+        thread."""
+        data = self.physical(self.spec, device)
+        if not data.untyped_storage().resizable():
             data = self.data = data.clone(memory_format=torch.preserve_format)
             if native is not None:
                 native.disturb_eager()
-        return alias_physical(data, spec)
+        return data
 
     def held(self, spec: Spec, device: torch.device) -> torch.Tensor | BackendData:
         """As `physical`, but a backend's handle on the whole buffer is left as it is."""

@@ -138,3 +138,35 @@ def test_memory_that_a_program_sees_through_a_view_keeps_its_shape() -> None:
     )
     with entered(MODES["xla"]):
         assert check(Program("view", 0, statements, ({}, {})), MODES["xla"]) is None
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        "torch.nonzero(t0, out=t1)",
+        "torch.nonzero(t0, out=t1.view(3, 1))",
+        "torch.masked_select(t0, t0 > 3, out=t1)",
+        "torch.nonzero(t0, out=t1[:2])",
+    ],
+)
+def test_memory_of_xla_is_left_by_a_target_whose_size_is_data(write: str) -> None:
+    statements = (
+        "t0 = torch.arange(1, 11, device=D)",
+        "t1 = torch.ones(3, device=D, dtype=torch.int64)",
+        "t1.mul_(2)",
+        "sync()",
+        write,
+        "t2 = t1 + 1",
+    )
+    with entered(MODES["xla"]):
+        assert check(Program("target", 0, statements, ({}, {}, {})), MODES["xla"]) is None
+
+
+def test_elements_that_share_memory_are_added_to_one_after_the_other() -> None:
+    statements = (
+        "t0 = torch.ones(3, device=D)",
+        "t1 = t0.as_strided((2, 2), (1, 1))",
+        "t1.index_put_((torch.tensor([0, 0], device=D),), t1.new_tensor(1), accumulate=True)",
+    )
+    with entered(MODES["xla"]):
+        assert check(Program("shared", 0, statements, ({}, {})), MODES["xla"]) is None

@@ -82,6 +82,7 @@ REDUCTIONS = [
     case("linalg_vector_norm", normal(3, 4), -INF, [0], True),
     case("linalg_vector_norm", normal(3, 4), 0, None),
     case("_softmax", normal(2, 3), 1, False),
+    *(case(name, torch.tensor(x), 0, False) for name in ("_softmax", "_log_softmax") for x in (2.0, NAN, INF, -INF)),
     case("_safe_softmax", torch.tensor([[-INF, -INF], [0.0, -INF]]), 1),
     case("cumsum", whole(1, 2, 3), 0),
     case("cumprod", normal(2, 3), 1),

@@ -113,13 +113,13 @@ def any_(x: Array, dims: Dims = None, keepdim: bool = False) -> Array:
 @rule("_softmax")
 def softmax(x: Array, dim: int, half_to_float: bool = False) -> Array:
     """Softmax along one dimension."""
-    return jax.nn.softmax(widen(x), axis=dim) if x.ndim else jnp.ones_like(x)
+    return jnp.reshape(jax.nn.softmax(jnp.atleast_1d(widen(x)), axis=dim), x.shape)
 
 
 @rule("_log_softmax")
 def log_softmax(x: Array, dim: int, half_to_float: bool = False) -> Array:
     """Logarithm of the softmax along one dimension."""
-    return jax.nn.log_softmax(widen(x), axis=dim) if x.ndim else jnp.zeros_like(x)
+    return jnp.reshape(jax.nn.log_softmax(jnp.atleast_1d(widen(x)), axis=dim), x.shape)
 
 
 def _scan(function: Callable[..., Array], x: Array, dim: int) -> Array:

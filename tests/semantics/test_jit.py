@@ -771,6 +771,12 @@ def test_gradients_stay_in_place_unless_someone_holds_them() -> None:
     step(torch.full((1, 3), 7.0).to("ltc"))
     assert id(layer.weight.grad) == identity
     assert layer.weight.grad.tolist() == [[7.0] * 3] * 2
+    # The same tensor in other memory, and someone has what it lay in.
+    before = layer.weight.grad.detach()
+    layer.weight.grad.data = torch.zeros(2, 3).to("ltc")
+    step(torch.full((1, 3), 8.0).to("ltc"))
+    assert layer.weight.grad.tolist() == [[8.0] * 3] * 2
+    assert before.tolist() == [[7.0] * 3] * 2
     assert counts(step)[1] >= 5
 
 

@@ -607,3 +607,25 @@ def test_a_forked_process_is_refused_in_the_middle_of_a_known_program() -> None:
         [sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=120, check=False, cwd=ROOT
     )
     assert done.stdout == "7 [4.0, 4.0, 4.0] [4.0, 4.0, 4.0]\n", done.stderr
+
+
+@recorded_natively
+def test_a_list_with_other_tensors_is_another_call() -> None:
+    x = torch.arange(3.0).to("ltc")
+
+    def joined(turned: bool) -> torch.Tensor:
+        first, second = x + 1, x * 2
+        return torch.cat([second, first] if turned else [first, second])
+
+    steady(lambda: joined(False))
+    expected = torch.cat([torch.arange(3.0) * 2, torch.arange(3.0) + 1])
+    assert joined(True).tolist() == expected.tolist()
+
+
+@recorded_natively
+def test_a_number_in_place_of_none_is_another_call() -> None:
+    x = torch.tensor([1.0, float("nan")]).to("ltc")
+    steady(lambda: torch.nan_to_num(x))
+    assert torch.nan_to_num(x, nan=0.5).tolist() == [1.0, 0.5]
+    steady(lambda: torch.nan_to_num(x, nan=0.5))
+    assert torch.nan_to_num(x).tolist() == [1.0, 0.0]

@@ -28,8 +28,11 @@ _MAGNIFIES = re.compile(
     # Roundings of half precision that go round in a training.
     r"|autocast.*\n(?:.*\n)*.*backward"
 )
-# Signs that are all equal have no gradient but rounding before a norm; Adam makes steps of it.
-_MAGNIFY_TOGETHER = re.compile(r"(?:Layer|Group)Norm\([\s\S]*\.abs\(\)\.mean\(")
+# Signs that are all equal have no gradient but rounding before a norm, nor have weights of a pooled convolution whose
+# inputs add up to zero; optimizers that divide by the size of gradients make steps of it.
+_MAGNIFY_TOGETHER = re.compile(
+    r"(?:Layer|Group)Norm\([\s\S]*\.abs\(\)\.mean\(|AdaptiveAvgPool1d\([\s\S]*linspace\(-1, 1,[\s\S]*optim\.(?!SGD)"
+)
 
 
 def check(program: Program, mode: Mode, oracle: Oracle = eager) -> str | None:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -31,6 +32,7 @@ from torch_ltc import events
 from torch_ltc.config import settings
 from torch_ltc.errors import (
     BackendError,
+    BackendWarning,
     UnknownBackendError,
 )
 from torch_ltc.lowering.interface import Form
@@ -281,7 +283,8 @@ def test_a_backend_without_handles_gets_tensors(arrays: ArrayBackend) -> None:
     assert x.tolist() == [40.0, 40.0, 40.0]
 
 
-def test_views_and_copies_of_what_a_handle_holds(arrays: ArrayBackend) -> None:
+@pytest.mark.parametrize("place", [0, 1])
+def test_views_and_copies_of_what_a_handle_holds(arrays: ArrayBackend, place: int) -> None:
     def values(device: str) -> list[Any]:
         x = torch.arange(6.0).view(2, 3).to(device)
         rows = []
@@ -291,9 +294,12 @@ def test_views_and_copies_of_what_a_handle_holds(arrays: ArrayBackend) -> None:
             row.add_(1)
             torch_ltc.sync(wait=True)
             rows.append(row.clone())
-            x.t()[0].sub_(row[0])
+            x.t()[0].sub_(row[place])
             torch_ltc.sync(wait=True)
         return [x.tolist(), [row.tolist() for row in rows]]
 
-    assert values("ltc") == values("cpu")
-    assert arrays.runs >= 4
+    # The first element of the row is written to by the call that reads it, which the interpreter runs.
+    refused = pytest.warns(BackendWarning, match="reads elements that it has written to")
+    with refused if place == 0 else nullcontext():
+        assert values("ltc") == values("cpu")
+    assert arrays.runs >= (3 if place == 0 else 4)

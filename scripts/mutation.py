@@ -231,7 +231,8 @@ class Job:
         """ "killed", "survived" or "timeout", and what was printed last."""
         env = {**os.environ, "PYTHONPATH": str(self.folder / "src"), "OMP_NUM_THREADS": "1",
                "PYTHONDONTWRITEBYTECODE": "1", "LTC_NATIVE": str(CORE[module][0])}  # fmt: skip
-        if CORE[module][0]:
+        # For a module in Python the extension is the one that `ltc build` has made.
+        if module.endswith(".cpp"):
             env["XDG_CACHE_HOME"] = str(self.folder / "cache")
             self.extension = self.extension or Extension(self.folder)
             if not self.extension.build():
